@@ -1,0 +1,297 @@
+#!/usr/bin/env python3
+# Copyright 2026 The SAM3 offline inference kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""Mean IoU of a SAM3 model over COCO val2017, each category's name used as the phrase.
+
+One sample is one (image, category) pair: the union of the annotated instances against the union of the predicted
+ones. The model may be an OM, an ONNX file or a checkpoint folder.
+
+Example:
+    python3 sam3_coco_iou_eval.py --model_path ./sam3_onnx_300I/sam3.onnx --processor_path ./sam3_model \\
+        --coco_root ./coco2017 --batch_size 4
+
+Reads:  <coco_root>/annotations/instances_val2017.json, <coco_root>/val2017/
+Writes: <output_dir>/summary.json, samples.jsonl (one line a sample), run.json; failed.jsonl and overlays/ if any.
+        Where images carry LVIS's neg_category_ids, absent.jsonl and how often presence is right.
+        A killed run goes on where it stopped when the same command is given again.
+Exit:   0 all samples evaluated, 1 some failed (listed), 2 wrong usage.
+"""
+
+import logging
+import time
+from pathlib import Path
+
+from sam3_utils.cli import UsageError, make_parser, one_path, positive_int, run, unit_interval
+
+logger = logging.getLogger("sam3_coco_iou_eval")
+OUTPUT_NAMES = ("summary.json", "samples.jsonl", "absent.jsonl", "failed.jsonl", "overlays")
+
+
+def parse_args(argv=None):
+    parser = make_parser(__doc__)
+    parser.add_argument("--model_path", nargs="+", required=True, help="an .om, an .onnx, or a checkpoint folder")
+    parser.add_argument(
+        "--processor_path", type=Path, required=True, help="folder of the processor and tokenizer files"
+    )
+    parser.add_argument("--coco_root", type=Path, required=True, help="folder with val2017/ and annotations/")
+    parser.add_argument("--device", help="NPU id for an .om (0 if not given); cpu (if not given), cuda:0 … otherwise")
+    parser.add_argument("--batch_size", type=positive_int, default=1, help="samples at once; an .om has its own")
+    parser.add_argument("--output_dir", type=Path, default=Path("./coco_iou_results"), help="where results go")
+    parser.add_argument(
+        "--dtype", default="float32", choices=("float32", "bfloat16", "float16"), help="computing type of a checkpoint"
+    )
+    parser.add_argument(
+        "--score_threshold", type=unit_interval, default=0.5,
+        help="instances with a higher score x presence count; 0.5 as in the model card's example",
+    )  # fmt: skip
+    parser.add_argument(
+        "--mask_threshold", type=unit_interval, default=0.5,
+        help="pixels with a higher probability belong to the mask; 0.5 as in the model card's example",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max_detections", type=positive_int,
+        help="keep this many best instances of a sample; not given: all above the threshold, as transformers does",
+    )  # fmt: skip
+    parser.add_argument(
+        "--crowd", default="exclude", choices=("exclude", "include"),
+        help="iscrowd masks outline groups, not instances: left out of the annotated union, or taken in",
+    )  # fmt: skip
+    parser.add_argument("--max_samples", type=positive_int, help="evaluate the first so many samples only")
+    parser.add_argument("--overlays", type=positive_int, help="draw so many worst and best samples into overlays/")
+    parser.add_argument("--overwrite", action="store_true", help="replace an earlier run in --output_dir")
+    return parser.parse_args(argv)
+
+
+def evaluate_batch(model, batch, settings) -> list[dict]:
+    """Run one batch of (sample, pixel_values, input_ids, attention_mask) and give each sample's record."""
+    import numpy as np
+
+    from sam3_utils.datasets import union_rle
+    from sam3_utils.metrics import mask_iou
+    from sam3_utils.pipeline import infer_padded
+    from sam3_utils.postprocess import encode_rle, instance_scores, union_mask
+
+    samples, *columns = zip(*batch)
+    feeds = dict(zip(("pixel_values", "input_ids", "attention_mask"), map(np.stack, columns)))
+    outputs = infer_padded(model, feeds)
+    records = []
+    for sample, scores, mask_logits in zip(
+        samples, instance_scores(outputs["pred_logits"], outputs["presence_logits"]), outputs["pred_masks"]
+    ):
+        kept = np.flatnonzero(scores > settings["score_threshold"])
+        if settings["max_detections"]:
+            kept = kept[np.argsort(-scores[kept], kind="stable")[: settings["max_detections"]]]
+        predicted = encode_rle(union_mask(mask_logits[kept], sample.size, settings["mask_threshold"]))
+        record = {
+            "image_id": sample.image_id,
+            "category_id": sample.category_id,
+            "prompt": sample.prompt,
+            "instances": len(kept),
+            "score": round(float(scores.max()), 6),
+            "pred_area": area(predicted),
+        }
+        if sample.segmentations:
+            truth = union_rle(sample)
+            record |= {"iou": mask_iou(truth, predicted), "gt_area": area(truth), "mask": predicted}
+        records.append(record)
+    return records
+
+
+def area(rle: dict) -> int:
+    """Pixels of a COCO RLE."""
+    from pycocotools import mask as coco_mask
+
+    return int(coco_mask.area(rle))
+
+
+def evaluate(model, processor, samples, batch_size, settings, folder) -> list[str]:
+    """Evaluate what the folder does not hold yet, batch by batch; returns the phrases that had to be cut.
+
+    Batches are fixed by the order of the samples, so that a run that was killed and goes on computes exactly what
+    an undisturbed one does.
+    """
+    from tqdm import tqdm
+
+    from sam3_utils.images import PictureError, load_rgb, prepare
+    from sam3_utils.pipeline import RecordFile, work_ahead
+    from sam3_utils.prompts import encode_phrases
+
+    files = {present: RecordFile(folder / name) for present, name in ((True, "samples.jsonl"), (False, "absent.jsonl"))}
+    failures = RecordFile(folder / "failed.jsonl")
+    failures.path.unlink(missing_ok=True)  # a picture that failed is tried again
+    done = {(r["image_id"], r["category_id"]) for file in files.values() for r in file.read()}
+    batches = [samples[start : start + batch_size] for start in range(0, len(samples), batch_size)]
+    pending = [batch for batch in batches if any(sample.key not in done for sample in batch)]
+    phrases = list(dict.fromkeys(sample.prompt for sample in samples))
+    input_ids, attention_mask, cut = encode_phrases(processor, phrases, truncate=True)
+    tokens = {phrase: pair for phrase, *pair in zip(phrases, input_ids, attention_mask)}
+
+    pictures = list(dict.fromkeys((sample.path, sample.size) for batch in pending for sample in batch))
+    stream = work_ahead(lambda item: prepare(processor, load_rgb(*item)), pictures)
+    picture, pixels = None, None
+    progress = tqdm(total=len(samples), initial=len(done), unit="sample", disable=None, smoothing=0.02)
+    for batch in pending:
+        ready = []
+        for sample in batch:
+            while picture != (sample.path, sample.size):
+                picture, pixels = next(stream)
+            try:
+                ready.append((sample, pixels.result(), *tokens[sample.prompt]))
+            except PictureError as error:
+                logger.warning("%s", error)
+                failures.append(
+                    [{"image_id": sample.image_id, "category_id": sample.category_id, "prompt": sample.prompt,
+                      "error": str(error)}]
+                )  # fmt: skip
+        records = evaluate_batch(model, ready, settings) if ready else []
+        for record in records:
+            key = record["image_id"], record["category_id"]
+            if key not in done:
+                files["iou" in record].append([record])
+                done.add(key)
+        progress.update(len(batch))
+    progress.close()
+    return cut
+
+
+def summarise(folder, samples, settings) -> dict:
+    """The figures of a run from its record files, in the samples' order; the sums do not depend on restarts."""
+    from sam3_utils.pipeline import RecordFile
+
+    records = {(r["image_id"], r["category_id"]): r for r in RecordFile(folder / "samples.jsonl").read()}
+    absent = RecordFile(folder / "absent.jsonl").read()
+    ordered = [records[sample.key] for sample in samples if sample.segmentations and sample.key in records]
+    by_category: dict[str, list[float]] = {}
+    for record in ordered:
+        by_category.setdefault(record["prompt"], []).append(record["iou"])
+    summary = {
+        "metric": "Mean IoU",
+        "value": sum(r["iou"] for r in ordered) / len(ordered) if ordered else None,
+        "samples": len(ordered),
+        "failed": len(RecordFile(folder / "failed.jsonl").read()),
+        "per_category": {
+            name: {"samples": len(values), "iou": sum(values) / len(values)} for name, values in by_category.items()
+        },
+    }
+    if absent:
+        summary["presence"] = {
+            "present_found": sum(r["instances"] > 0 for r in ordered),
+            "present": len(ordered),
+            "absent_empty": sum(r["instances"] == 0 for r in absent),
+            "absent": len(absent),
+        }
+    return summary
+
+
+def draw_overlays(folder, samples, count) -> None:
+    """Draw the worst and the best samples side by side with their annotation."""
+    from pycocotools import mask as coco_mask
+
+    from sam3_utils.datasets import union_rle
+    from sam3_utils.images import load_rgb
+    from sam3_utils.pipeline import RecordFile
+    from sam3_utils.report import overlay
+
+    by_key = {sample.key: sample for sample in samples}
+    ranked = sorted(RecordFile(folder / "samples.jsonl").read(), key=lambda r: (r["iou"], r["image_id"], r["prompt"]))
+    (folder / "overlays").mkdir(exist_ok=True)
+    picks = [("worst", r) for r in ranked[:count]] + [("best", r) for r in ranked[::-1][:count]]
+    for position, (kind, record) in enumerate(picks):
+        sample = by_key[record["image_id"], record["category_id"]]
+        truth, predicted = (coco_mask.decode(rle).astype(bool) for rle in (union_rle(sample), record["mask"]))
+        picture = overlay(
+            load_rgb(sample.path, sample.size), truth, predicted, f"{sample.prompt}: IoU {record['iou']:.3f}"
+        )
+        picture.save(
+            folder / "overlays" / f"{kind}_{position % count + 1:02d}_{sample.image_id}_{sample.category_id}.png"
+        )
+
+
+def print_summary(summary, counts, folder) -> None:
+    """The result on stdout."""
+    from sam3_utils.report import columns
+
+    rows = sorted(summary["per_category"].items(), key=lambda item: item[1]["iou"])
+    print(columns([f"{row['iou']:.3f} {row['samples']:4d} {name}" for name, row in rows]))
+    print(f"samples with iscrowd masks left out: {counts['exclude']}, with them: {counts['include']}")
+    if "presence" in summary:
+        p = summary["presence"]
+        print(
+            f"presence: {p['present_found']}/{p['present']} present phrases with an instance "
+            f"({p['present_found'] / max(1, p['present']):.1%}), {p['absent_empty']}/{p['absent']} absent ones without "
+            f"({p['absent_empty'] / p['absent']:.1%})"
+        )
+    print(f"samples: {summary['samples']}, failed: {summary['failed']}, details: {folder / 'summary.json'}")
+    if summary["value"] is not None:
+        print(f"Mean IoU ({summary['model']['runtime']}): {summary['value']:.6f}")
+
+
+def main(argv=None) -> int:
+    args = parse_args(argv)
+    model_path = one_path(args.model_path, "--model_path")
+    from sam3_utils import files
+    from sam3_utils.backends import model_files, open_model
+    from sam3_utils.checkpoint import load_processor
+    from sam3_utils.datasets import read_coco
+    from sam3_utils.pipeline import batch_size_for, open_run_folder
+    from sam3_utils.report import versions
+
+    dataset = read_coco(args.coco_root, args.crowd)
+    samples = dataset.samples[: args.max_samples]
+    evaluated = {sample.image_id for sample in samples}
+    # In the samples' order, so that a picture is decoded once for all of its phrases.
+    order = {image_id: position for position, image_id in enumerate(dict.fromkeys(s.image_id for s in samples))}
+    absent = [sample for sample in dataset.absent if sample.image_id in evaluated]
+    todo = sorted([*samples, *absent], key=lambda sample: order[sample.image_id])
+    if not samples:
+        raise UsageError(f"{args.coco_root}: no sample to evaluate; problems in the annotations: {dataset.problems}")
+    for text, count in dataset.problems.items():
+        logger.warning("annotations: %d %s", count, text)
+    processor = load_processor(args.processor_path)
+    model = open_model(model_path, args.device, args.dtype)
+    side = processor.image_processor.size["height"]
+    if side != model.shapes.image_size:
+        raise UsageError(
+            f"{args.processor_path}: makes pictures of {side} x {side}, {model_path} takes {model.shapes.image_size} x "
+            f"{model.shapes.image_size}; they belong to different models"
+        )
+    names = ("batch_size", "dtype", "score_threshold", "mask_threshold", "max_detections", "crowd", "max_samples")
+    settings = {name: getattr(args, name) for name in names} | {"batch_size": batch_size_for(model, args.batch_size)}
+    annotation_file = args.coco_root / "annotations" / "instances_val2017.json"
+    identity = {
+        "model": {
+            "name": model_path.name,
+            "runtime": model.runtime,
+            "precision": model.precision,
+            "sha256": {path.name: files.sha256(path) for path in model_files(model_path)},
+        },
+        "processor": {
+            path.name: files.sha256(path)
+            for path in sorted(args.processor_path.glob("*.json"))
+            if path.name != "config.json"
+        },
+        "annotations": files.sha256(annotation_file),
+        "device": model.device,
+        "settings": settings,
+        "versions": versions(),
+    }
+    open_run_folder(args.output_dir, identity, OUTPUT_NAMES, args.overwrite)
+    started = time.perf_counter()
+    cut = evaluate(model, processor, todo, settings["batch_size"], settings, args.output_dir)
+    model.close()
+    summary = identity | summarise(args.output_dir, todo, settings)
+    summary |= {
+        "samples_by_crowd_rule": dataset.counts,
+        "annotation_problems": dataset.problems,
+        "truncated_prompts": cut,
+        "seconds": round(time.perf_counter() - started, 2),
+    }
+    if args.overlays:
+        draw_overlays(args.output_dir, todo, args.overlays)
+    files.write_json(args.output_dir / "summary.json", summary)
+    print_summary(summary, dataset.counts, args.output_dir)
+    return 1 if summary["failed"] else 0
+
+
+if __name__ == "__main__":
+    run(main)

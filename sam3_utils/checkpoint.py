@@ -1,0 +1,157 @@
+# Copyright 2026 The SAM3 offline inference kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""A SAM3 weight folder: is it whole, and its model, tokenizer and picture processor, loaded without any network."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from sam3_utils.cli import UsageError
+
+DOWNLOAD_HINT = "modelscope download --model facebook/sam3 --local_dir ./sam3_model"
+WEIGHTS = "model.safetensors"
+
+
+def _transformers():
+    """transformers, told to stay offline and, when nobody watches, to draw no loading bars."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    import transformers
+
+    if transformers.__version__ != "5.0.0":
+        raise UsageError(
+            f"transformers {transformers.__version__} is installed, the kit is proven with 5.0.0: "
+            "pip install -r requirements.txt"
+        )
+    if not sys.stderr.isatty():
+        transformers.utils.logging.disable_progress_bar()
+    return transformers
+
+
+def _read_json(path: Path) -> dict:
+    if not path.is_file():
+        raise UsageError(f"{path}: missing; complete the folder: {DOWNLOAD_HINT}")
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UsageError(f"{path}: not valid JSON ({error}); download the file again: {DOWNLOAD_HINT}") from None
+    if not isinstance(value, dict):
+        raise UsageError(f"{path}: not a JSON object; download the file again: {DOWNLOAD_HINT}")
+    return value
+
+
+def _require_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: no such folder; it should hold SAM3's files: {DOWNLOAD_HINT}")
+
+
+def check_processor_files(folder: Path) -> None:
+    """Check that the tokenizer's and the picture processor's files are there and readable.
+
+    Raises:
+        UsageError: the folder or a file is missing or broken.
+    """
+    _require_folder(folder)
+    _read_json(folder / "tokenizer_config.json")
+    if (folder / "tokenizer.json").is_file():
+        _read_json(folder / "tokenizer.json")
+    elif not ((folder / "vocab.json").is_file() and (folder / "merges.txt").is_file()):
+        raise UsageError(f"{folder / 'tokenizer.json'}: missing; complete the folder: {DOWNLOAD_HINT}")
+    settings = folder / "preprocessor_config.json"
+    _read_json(settings if settings.is_file() else folder / "processor_config.json")
+
+
+def check_weight_files(folder: Path) -> None:
+    """Check that config.json and model.safetensors are there, belong to SAM3 and are not cut short.
+
+    Raises:
+        UsageError: a file is missing, of another format, or truncated.
+    """
+    _require_folder(folder)
+    config = _read_json(folder / "config.json")
+    if config.get("model_type") not in ("sam3_video", "sam3"):
+        raise UsageError(
+            f"{folder / 'config.json'}: model_type is {config.get('model_type')!r}, not sam3_video or sam3; "
+            f"this is not a SAM3 folder: {DOWNLOAD_HINT}"
+        )
+    weights = folder / WEIGHTS
+    if not weights.is_file():
+        others = sorted(path.name for path in folder.glob("*.safetensors"))
+        if others:
+            raise UsageError(f"{weights}: missing, but {', '.join(others)} is there; rename it to {WEIGHTS}")
+        if (folder / "sam3.pt").is_file():
+            raise UsageError(
+                f"{weights}: missing. The folder's sam3.pt is Meta's own format, which this kit does not read; "
+                f"fetch the file beside it: {DOWNLOAD_HINT}"
+            )
+        raise UsageError(f"{weights}: missing; complete the folder: {DOWNLOAD_HINT}")
+    with open(weights, "rb") as stream:
+        if stream.read(40).startswith(b"version https://git-lfs"):
+            raise UsageError(f"{weights}: a git-lfs pointer, not the weights; fetch them: {DOWNLOAD_HINT}")
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(weights, framework="numpy"):
+            pass
+    except SafetensorError as error:
+        raise UsageError(f"{weights}: truncated or damaged ({error}); download it again: {DOWNLOAD_HINT}") from None
+
+
+def _named(keys) -> str:
+    keys = sorted(keys)
+    return ", ".join(keys[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
+
+
+def load_model(folder: Path, dtype: str = "float32", attention: str | None = None):
+    """The text branch of a checkpoint folder, a `Sam3Model` in eval mode on the CPU.
+
+    Args:
+        dtype: torch dtype name; never taken from the file, whose weights may be 16-bit.
+        attention: "eager", or None for transformers' default.
+
+    Raises:
+        UsageError: the folder is not whole, or its weights do not fit the model tensor by tensor.
+    """
+    check_weight_files(folder)
+    transformers = _transformers()
+    import torch
+
+    options = {} if attention is None else {"attn_implementation": attention}
+    try:
+        model, info = transformers.Sam3Model.from_pretrained(
+            folder, dtype=getattr(torch, dtype), local_files_only=True, output_loading_info=True, **options
+        )
+    except (RuntimeError, OSError, ValueError, TypeError, KeyError) as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+        raise UsageError(f"{folder}: transformers cannot load it: {' '.join(lines)[:300]}; {DOWNLOAD_HINT}") from None
+    # transformers fills a missing tensor with random numbers and only warns: a model that is silently wrong.
+    faults = [
+        f"{len(info[kind])} {kind.replace('_', ' ')} ({_named(map(str, info[kind]))})"
+        for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")
+        if info[kind]
+    ]
+    if faults:
+        raise UsageError(f"{folder / WEIGHTS}: does not fit SAM3: {'; '.join(faults)}; fetch it again: {DOWNLOAD_HINT}")
+    return model.eval()
+
+
+def load_processor(folder: Path):
+    """The folder's `Sam3Processor`: tokenizer and picture processor.
+
+    Raises:
+        UsageError: files are missing or unreadable, or the tokenizer is not of CLIP's kind.
+    """
+    check_processor_files(folder)
+    transformers = _transformers()
+    try:
+        processor = transformers.Sam3Processor.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # transformers and tokenizers raise many kinds, bare Exception among them
+        raise UsageError(f"{folder}: its tokenizer or processor files cannot be read: {str(error)[:300]}") from None
+    ids = processor.tokenizer("dog")["input_ids"]
+    # A broken vocabulary makes every phrase the same, and every result quietly empty.
+    if ids[0] != processor.tokenizer.bos_token_id or ids[-1] != processor.tokenizer.eos_token_id or len(ids) < 3:
+        raise UsageError(
+            f"{folder}: its tokenizer turns 'dog' into {ids}; tokenizer files are damaged: {DOWNLOAD_HINT}"
+        )
+    return processor
