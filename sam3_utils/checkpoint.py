@@ -149,9 +149,8 @@ def load_processor(folder: Path):
     except Exception as error:  # transformers and tokenizers raise many kinds, bare Exception among them
         raise UsageError(f"{folder}: its tokenizer or processor files cannot be read: {str(error)[:300]}") from None
     ids = processor.tokenizer("dog")["input_ids"]
-    # A broken vocabulary makes every phrase the same, and every result quietly empty.
-    if ids[0] != processor.tokenizer.bos_token_id or ids[-1] != processor.tokenizer.eos_token_id or len(ids) < 3:
-        raise UsageError(
-            f"{folder}: its tokenizer turns 'dog' into {ids}; tokenizer files are damaged: {DOWNLOAD_HINT}"
-        )
+    start, end = processor.tokenizer.bos_token_id, processor.tokenizer.eos_token_id
+    # A broken vocabulary makes every phrase the same (unknown is the end token), and every result quietly empty.
+    if ids[0] != start or ids[-1] != end or not ids[1:-1] or {start, end} & set(ids[1:-1]):
+        raise UsageError(f"{folder}: its tokenizer turns 'dog' into {ids}, its files are damaged: {DOWNLOAD_HINT}")
     return processor

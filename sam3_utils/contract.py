@@ -68,7 +68,7 @@ def check_io(inputs: dict, outputs: dict, where: str) -> ModelShapes:
         faults += [f"{kind} {name} is missing" for name in wanted if name not in found]
         if kind == "input":  # an extra output does no harm, an extra input would be left empty
             faults += [f"input {name} is unknown" for name in found if name not in wanted]
-        for name in wanted.keys() & found.keys():
+        for name in (name for name in wanted if name in found):
             (dtype, shape), (wanted_dtype, pattern) = found[name], wanted[name]
             if dtype != wanted_dtype and not (kind == "output" and dtype == "float16"):
                 faults.append(f"{kind} {name} is {dtype}, not {wanted_dtype}")
@@ -76,9 +76,10 @@ def check_io(inputs: dict, outputs: dict, where: str) -> ModelShapes:
                 faults.append(f"{kind} {name} has {len(shape)} dimensions, not {len(pattern)}")
                 continue
             for size, symbol in zip(shape, pattern):
-                expected = sizes.setdefault(symbol, size) if isinstance(symbol, str) else symbol
-                if size != expected:
-                    faults.append(f"{kind} {name}: {symbol} is {size}, elsewhere {expected}")
+                if isinstance(symbol, int) and size != symbol:
+                    faults.append(f"{kind} {name} has a dimension of {size}, not {symbol}")
+                elif isinstance(symbol, str) and size != sizes.setdefault(symbol, size):
+                    faults.append(f"{kind} {name}: {symbol} is {size}, elsewhere {sizes[symbol]}")
     faults += [f"{symbol} is not fixed" for symbol in "SQM" if not faults and sizes[symbol] is None]
     if faults:
         raise UsageError(
