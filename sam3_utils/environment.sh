@@ -8,27 +8,31 @@ fail() { # words of one message
     exit 2
 }
 
+# "3.11 /usr": version and home of a Python or of what a virtual environment was made from; nothing if it does not start.
+describe_python() {
+    "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2], sys.base_prefix)' 2>/dev/null || true
+}
+
 use_environment() {
-    local venv=$1/.venv root=$1 interpreter version base file stamp
+    local root=$1 venv=$1/.venv found wanted interpreter file stamp
     shift
     VENV_PYTHON="$venv/bin/python"
-    if [ -n "${PYTHON:-}" ] || [ ! -x "$VENV_PYTHON" ] || [ ! -f "$venv/base" ]; then
+    found=$(describe_python "$VENV_PYTHON")
+    if [ -n "${PYTHON:-}" ] || [ "${found%% *}" != 3.11 ]; then
         interpreter=${PYTHON:-$(command -v python3.11 || command -v python3 || echo python3.11)}
-        version=$("$interpreter" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) || version="no Python"
-        [ "$version" = 3.11 ] || fail "Python 3.11 is needed, $interpreter is $version;" \
+        wanted=$(describe_python "$interpreter")
+        [ "${wanted%% *}" = 3.11 ] || fail "Python 3.11 is needed, $interpreter is ${wanted:-no Python};" \
             "install it or name it: PYTHON=/path/to/python3.11 bash ${0##*/}"
-        base=$("$interpreter" -c 'import sys; print(sys.base_prefix)')
-        if [ "$base" != "$(cat "$venv/base" 2>/dev/null)" ]; then
-            "$interpreter" -m venv --clear "$venv" && "$VENV_PYTHON" -m pip --version >/dev/null ||
-                fail "$interpreter cannot make a virtual environment with pip; on Debian: apt install python3.11-venv"
-            echo "$base" >"$venv/base"
+        if [ "$found" != "$wanted" ]; then
+            "$interpreter" -m venv --clear "$venv" ||
+                fail "$interpreter cannot make a virtual environment; on Debian: apt install python3.11-venv"
         fi
     fi
     for file in "$@"; do
         # The stamp is written last: an interrupted installation is taken up again.
         stamp="$venv/$file.cksum"
         if [ "$(cksum <"$root/$file")" != "$(cat "$stamp" 2>/dev/null)" ]; then
-            echo "installing $file into $venv" >&2
+            echo "installing $file into $venv (the first time some minutes, about 7 GB on x86_64)" >&2
             "$VENV_PYTHON" -m pip install --quiet --disable-pip-version-check -r "$root/$file" ||
                 fail "pip could not install $file, see above; give the same command again to go on"
             cksum <"$root/$file" >"$stamp"

@@ -12,7 +12,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 TINY = ROOT / "assets" / "tiny_sam3"
 STANDINS = ROOT / "tests" / "standins"
-SHARED = ROOT.parent / "shared"
+SHARED = ROOT.parent / "shared"  # sample data for checks; tests that use it skip where it is not
+TRACKED = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.splitlines()
 
 sys.path[:0] = [str(TINY), str(STANDINS)]
 

@@ -107,7 +107,7 @@ def test_torch_onnx_and_an_om_of_batch_4_give_the_same_mean_iou(onnx_run, tmp_pa
     result = evaluate(tmp_path / "sam3_300I_bs4*.om", demo_data, tmp_path / "om", "--device", 0)
     assert result.returncode == 0, result.stderr
     assert summary(tmp_path / "om")["value"] == pytest.approx(value, abs=1e-6)
-    assert f"Mean IoU (om): {summary(tmp_path / "om")["value"]:.6f}" in result.stdout
+    assert f"Mean IoU (om): {summary(tmp_path / 'om')['value']:.6f}" in result.stdout
 
 
 def test_a_run_killed_at_random_points_ends_with_the_same_summary(onnx_run, tmp_path, onnx_path, demo_data):

@@ -12,10 +12,15 @@ from conftest import ROOT
 # A Python that writes down what it is asked; `-m venv` copies it into the new environment, as a link does.
 INTERPRETER = """#!/bin/bash
 case "$*" in
-    *version_info*) echo "${FAKE_VERSION:-3.11}" ;;
-    *base_prefix*) dirname "$(readlink -f "$0")" ;;
-    *"-m venv"*) echo venv >>"$FAKE_LOG"; mkdir -p "${!#}/bin"; cp "$0" "${!#}/bin/python" ;;
-    *"pip --version"*) ;;
+    *version_info*)
+        home=$(dirname "$(readlink -f "$0")")
+        [ ! -f "$home/home" ] || home=$(cat "$home/home")
+        echo "${FAKE_VERSION:-3.11} $home" ;;
+    *"-m venv"*)
+        echo venv >>"$FAKE_LOG"
+        mkdir -p "${!#}/bin"
+        cp "$0" "${!#}/bin/python"
+        dirname "$(readlink -f "$0")" >"${!#}/bin/home" ;;
     *"pip install"*) echo "install ${!###*/}" >>"$FAKE_LOG"; [ -z "$FAKE_FAIL" ] ;;
     *) echo "run $*" ;;
 esac
@@ -72,6 +77,14 @@ def test_another_interpreter_makes_a_new_environment(kit):
     other.mkdir()
     shutil.copy(kit.parent / "python", other / "python")
     assert run(kit, PYTHON=str(other / "python"))[1][0] == "venv"
+
+
+def test_an_environment_made_by_hand_is_kept(kit):
+    (kit / ".venv" / "bin").mkdir(parents=True)
+    shutil.copy(kit.parent / "python", kit / ".venv" / "bin" / "python")
+    result, done = run(kit, PYTHON=None)
+    assert result.returncode == 0, result.stderr
+    assert done == ["install requirements.txt", "install requirements-dev.txt"]
 
 
 @pytest.mark.parametrize("python, version", [("python", "3.12"), ("python", "3.9"), ("missing", "no Python")])

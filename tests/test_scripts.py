@@ -7,12 +7,9 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT, run_script
+from conftest import ROOT, TRACKED, run_script
 
 SCRIPTS = sorted(path.name for path in ROOT.glob("*.py"))
-TRACKED = subprocess.run(
-    ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
-).stdout.splitlines()  # fmt: skip
 HEAVY = ("torch", "transformers", "onnxruntime", "onnx", "numpy", "ais_bench", "pycocotools")
 
 
