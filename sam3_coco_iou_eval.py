@@ -34,8 +34,10 @@ def parse_args(argv=None):
         "--processor_path", type=Path, required=True, help="folder of the processor and tokenizer files"
     )
     parser.add_argument("--coco_root", type=Path, required=True, help="folder with val2017/ and annotations/")
-    parser.add_argument("--device", help="NPU id for an .om (0 if not given); cpu (if not given), cuda:0 … otherwise")
-    parser.add_argument("--batch_size", type=positive_int, default=1, help="samples at once; an .om has its own")
+    parser.add_argument(
+        "--device", help="NPU id for an .om (0 if not given); otherwise cpu (if not given), cuda:0, ..."
+    )
+    parser.add_argument("--batch_size", type=positive_int, help="samples at once; not given: an .om's own, otherwise 1")
     parser.add_argument("--output_dir", type=Path, default=Path("./coco_iou_results"), help="where results go")
     parser.add_argument(
         "--dtype", default="float32", choices=("float32", "bfloat16", "float16"), help="computing type of a checkpoint"
@@ -62,39 +64,30 @@ def parse_args(argv=None):
     return parser.parse_args(argv)
 
 
-def evaluate_batch(model, batch, settings) -> list[dict]:
-    """Run one batch of (sample, pixel_values, input_ids, attention_mask) and give each sample's record."""
+def judge(sample, scores, mask_logits, settings) -> dict:
+    """One sample's record from its (Q,) scores and (Q, M, M) mask logits."""
     import numpy as np
 
     from sam3_utils.datasets import union_rle
     from sam3_utils.metrics import mask_iou
-    from sam3_utils.pipeline import infer_padded
-    from sam3_utils.postprocess import encode_rle, instance_scores, union_mask
+    from sam3_utils.postprocess import encode_rle, union_mask
 
-    samples, *columns = zip(*batch)
-    feeds = dict(zip(("pixel_values", "input_ids", "attention_mask"), map(np.stack, columns)))
-    outputs = infer_padded(model, feeds)
-    records = []
-    for sample, scores, mask_logits in zip(
-        samples, instance_scores(outputs["pred_logits"], outputs["presence_logits"]), outputs["pred_masks"]
-    ):
-        kept = np.flatnonzero(scores > settings["score_threshold"])
-        if settings["max_detections"]:
-            kept = kept[np.argsort(-scores[kept], kind="stable")[: settings["max_detections"]]]
-        predicted = encode_rle(union_mask(mask_logits[kept], sample.size, settings["mask_threshold"]))
-        record = {
-            "image_id": sample.image_id,
-            "category_id": sample.category_id,
-            "prompt": sample.prompt,
-            "instances": len(kept),
-            "score": round(float(scores.max()), 6),
-            "pred_area": area(predicted),
-        }
-        if sample.segmentations:
-            truth = union_rle(sample)
-            record |= {"iou": mask_iou(truth, predicted), "gt_area": area(truth), "mask": predicted}
-        records.append(record)
-    return records
+    kept = np.flatnonzero(scores > settings["score_threshold"])
+    if settings["max_detections"]:
+        kept = kept[np.argsort(-scores[kept], kind="stable")[: settings["max_detections"]]]
+    predicted = encode_rle(union_mask(mask_logits[kept], sample.size, settings["mask_threshold"]))
+    record = {
+        "image_id": sample.image_id,
+        "category_id": sample.category_id,
+        "prompt": sample.prompt,
+        "instances": len(kept),
+        "score": round(float(scores.max()), 6),
+        "pred_area": area(predicted),
+    }
+    if sample.segmentations:
+        truth = union_rle(sample)
+        record |= {"iou": mask_iou(truth, predicted), "gt_area": area(truth), "mask": predicted}
+    return record
 
 
 def area(rle: dict) -> int:
@@ -104,7 +97,7 @@ def area(rle: dict) -> int:
     return int(coco_mask.area(rle))
 
 
-def evaluate(model, processor, samples, batch_size, settings, folder) -> list[str]:
+def evaluate(model, processor, samples, settings, folder) -> list[str]:
     """Evaluate what the folder does not hold yet, batch by batch; returns the phrases that had to be cut.
 
     Batches are fixed by the order of the samples, so that a run that was killed and goes on computes exactly what
@@ -112,44 +105,37 @@ def evaluate(model, processor, samples, batch_size, settings, folder) -> list[st
     """
     from tqdm import tqdm
 
-    from sam3_utils.images import PictureError, load_rgb, prepare
-    from sam3_utils.pipeline import RecordFile, work_ahead
+    from sam3_utils.pipeline import RecordFile, run_batches
+    from sam3_utils.postprocess import instance_scores
     from sam3_utils.prompts import encode_phrases
 
-    files = {present: RecordFile(folder / name) for present, name in ((True, "samples.jsonl"), (False, "absent.jsonl"))}
-    failures = RecordFile(folder / "failed.jsonl")
+    present, absent, failures = (
+        RecordFile(folder / name) for name in ("samples.jsonl", "absent.jsonl", "failed.jsonl")
+    )
     failures.path.unlink(missing_ok=True)  # a picture that failed is tried again
-    done = {(r["image_id"], r["category_id"]) for file in files.values() for r in file.read()}
-    batches = [samples[start : start + batch_size] for start in range(0, len(samples), batch_size)]
+    done = {(r["image_id"], r["category_id"]) for file in (present, absent) for r in file.read()}
+    size = settings["batch_size"]
+    batches = [samples[start : start + size] for start in range(0, len(samples), size)]
     pending = [batch for batch in batches if any(sample.key not in done for sample in batch)]
     phrases = list(dict.fromkeys(sample.prompt for sample in samples))
     input_ids, attention_mask, cut = encode_phrases(processor, phrases, truncate=True)
     tokens = {phrase: pair for phrase, *pair in zip(phrases, input_ids, attention_mask)}
-
-    pictures = list(dict.fromkeys((sample.path, sample.size) for batch in pending for sample in batch))
-    stream = work_ahead(lambda item: prepare(processor, load_rgb(*item)), pictures)
-    picture, pixels = None, None
     progress = tqdm(total=len(samples), initial=len(done), unit="sample", disable=None, smoothing=0.02)
-    for batch in pending:
-        ready = []
-        for sample in batch:
-            while picture != (sample.path, sample.size):
-                picture, pixels = next(stream)
-            try:
-                ready.append((sample, pixels.result(), *tokens[sample.prompt]))
-            except PictureError as error:
+    for batch, outputs, errors in run_batches(model, processor, pending, tokens):
+        scores = instance_scores(outputs["pred_logits"], outputs["presence_logits"])
+        records, failed = [], []
+        for row, (sample, error) in enumerate(zip(batch, errors)):
+            if sample.key in done:
+                continue
+            if error:
                 logger.warning("%s", error)
-                failures.append(
-                    [{"image_id": sample.image_id, "category_id": sample.category_id, "prompt": sample.prompt,
-                      "error": str(error)}]
-                )  # fmt: skip
-        records = evaluate_batch(model, ready, settings) if ready else []
-        for record in records:
-            key = record["image_id"], record["category_id"]
-            if key not in done:
-                files["iou" in record].append([record])
-                done.add(key)
-        progress.update(len(batch))
+                failed.append(dict(zip(("image_id", "category_id"), sample.key), prompt=sample.prompt, error=error))
+            else:
+                records.append(judge(sample, scores[row], outputs["pred_masks"][row], settings))
+        present.append([record for record in records if "iou" in record])
+        absent.append([record for record in records if "iou" not in record])
+        failures.append(failed)
+        progress.update(len(records) + len(failed))
     progress.close()
     return cut
 
@@ -161,6 +147,9 @@ def summarise(folder, samples, settings) -> dict:
     records = {(r["image_id"], r["category_id"]): r for r in RecordFile(folder / "samples.jsonl").read()}
     absent = RecordFile(folder / "absent.jsonl").read()
     ordered = [records[sample.key] for sample in samples if sample.segmentations and sample.key in records]
+    # Annotations so thin that no pixel is inside: nothing to agree with.
+    drawn = [record for record in ordered if record["gt_area"]]
+    without_area, ordered = len(ordered) - len(drawn), drawn
     by_category: dict[str, list[float]] = {}
     for record in ordered:
         by_category.setdefault(record["prompt"], []).append(record["iou"])
@@ -168,6 +157,7 @@ def summarise(folder, samples, settings) -> dict:
         "metric": "Mean IoU",
         "value": sum(r["iou"] for r in ordered) / len(ordered) if ordered else None,
         "samples": len(ordered),
+        "samples_without_area": without_area,
         "failed": len(RecordFile(folder / "failed.jsonl").read()),
         "per_category": {
             name: {"samples": len(values), "iou": sum(values) / len(values)} for name, values in by_category.items()
@@ -188,7 +178,7 @@ def draw_overlays(folder, samples, count) -> None:
     from pycocotools import mask as coco_mask
 
     from sam3_utils.datasets import union_rle
-    from sam3_utils.images import load_rgb
+    from sam3_utils.images import PictureError, load_rgb
     from sam3_utils.pipeline import RecordFile
     from sam3_utils.report import overlay
 
@@ -198,13 +188,15 @@ def draw_overlays(folder, samples, count) -> None:
     picks = [("worst", r) for r in ranked[:count]] + [("best", r) for r in ranked[::-1][:count]]
     for position, (kind, record) in enumerate(picks):
         sample = by_key[record["image_id"], record["category_id"]]
+        try:
+            image = load_rgb(sample.path, sample.size)
+        except PictureError as error:  # gone since it was evaluated; the figures stand
+            logger.warning("no overlay: %s", error)
+            continue
         truth, predicted = (coco_mask.decode(rle).astype(bool) for rle in (union_rle(sample), record["mask"]))
-        picture = overlay(
-            load_rgb(sample.path, sample.size), truth, predicted, f"{sample.prompt}: IoU {record['iou']:.3f}"
-        )
-        picture.save(
-            folder / "overlays" / f"{kind}_{position % count + 1:02d}_{sample.image_id}_{sample.category_id}.png"
-        )
+        panels = overlay(image, truth, predicted, f"{sample.prompt}: IoU {record['iou']:.3f}")
+        name = f"{kind}_{position % count + 1:02d}_{sample.image_id}_{sample.category_id}.png"
+        panels.save(folder / "overlays" / name)
 
 
 def print_summary(summary, counts, folder) -> None:
@@ -230,8 +222,8 @@ def main(argv=None) -> int:
     args = parse_args(argv)
     model_path = one_path(args.model_path, "--model_path")
     from sam3_utils import files
-    from sam3_utils.backends import model_files, open_model
-    from sam3_utils.checkpoint import load_processor
+    from sam3_utils.backends import check_processor_fits, describe_model, open_model
+    from sam3_utils.checkpoint import load_processor, processor_files
     from sam3_utils.datasets import read_coco
     from sam3_utils.pipeline import batch_size_for, open_run_folder
     from sam3_utils.report import versions
@@ -249,35 +241,22 @@ def main(argv=None) -> int:
         logger.warning("annotations: %d %s", count, text)
     processor = load_processor(args.processor_path)
     model = open_model(model_path, args.device, args.dtype)
-    side = processor.image_processor.size["height"]
-    if side != model.shapes.image_size:
-        raise UsageError(
-            f"{args.processor_path}: makes pictures of {side} x {side}, {model_path} takes {model.shapes.image_size} x "
-            f"{model.shapes.image_size}; they belong to different models"
-        )
+    check_processor_fits(processor, model, args.processor_path, model_path)
     names = ("batch_size", "dtype", "score_threshold", "mask_threshold", "max_detections", "crowd", "max_samples")
     settings = {name: getattr(args, name) for name in names} | {"batch_size": batch_size_for(model, args.batch_size)}
     annotation_file = args.coco_root / "annotations" / "instances_val2017.json"
     identity = {
-        "model": {
-            "name": model_path.name,
-            "runtime": model.runtime,
-            "precision": model.precision,
-            "sha256": {path.name: files.sha256(path) for path in model_files(model_path)},
-        },
-        "processor": {
-            path.name: files.sha256(path)
-            for path in sorted(args.processor_path.glob("*.json"))
-            if path.name != "config.json"
-        },
+        "model": describe_model(model, model_path),
+        "processor": {path.name: files.sha256(path) for path in processor_files(args.processor_path)},
         "annotations": files.sha256(annotation_file),
         "device": model.device,
         "settings": settings,
         "versions": versions(),
     }
-    open_run_folder(args.output_dir, identity, OUTPUT_NAMES, args.overwrite)
+    if open_run_folder(args.output_dir, identity, OUTPUT_NAMES, args.overwrite):
+        raise UsageError(f"{args.output_dir}: holds a finished run; give another --output_dir or --overwrite")
     started = time.perf_counter()
-    cut = evaluate(model, processor, todo, settings["batch_size"], settings, args.output_dir)
+    cut = evaluate(model, processor, todo, settings, args.output_dir)
     model.close()
     summary = identity | summarise(args.output_dir, todo, settings)
     summary |= {
@@ -286,9 +265,9 @@ def main(argv=None) -> int:
         "truncated_prompts": cut,
         "seconds": round(time.perf_counter() - started, 2),
     }
+    files.write_json(args.output_dir / "summary.json", summary)
     if args.overlays:
         draw_overlays(args.output_dir, todo, args.overlays)
-    files.write_json(args.output_dir / "summary.json", summary)
     print_summary(summary, dataset.counts, args.output_dir)
     return 1 if summary["failed"] else 0
 

@@ -13,9 +13,12 @@ Exit:   0 exported (and verified), 1 the graph's answers differ from PyTorch's, 
 
 import logging
 import multiprocessing
+import shutil
 import tempfile
 import time
 import warnings
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 from sam3_utils.cli import CheckFailed, UsageError, make_parser, run
@@ -26,7 +29,7 @@ IR_VERSION = 8
 VERIFY_BATCHES = (1, 2, 3)
 VERIFY_BOUND = 1e-4  # largest difference, in units of the output's largest value where that is over 1
 AUTO_VERIFY_PARAMETERS = 100_000_000
-REWRITES = ("patch_embed", "qkv", "rope")  # sam3_utils.rewrites.REWRITES, which needs torch
+REWRITES = ("patch_embed", "qkv", "rope")
 
 
 def parse_args(argv=None):
@@ -95,7 +98,6 @@ def export(args) -> dict:
 
     from sam3_utils import checkpoint, graph
     from sam3_utils.compare import PHRASES
-    from sam3_utils.contract import ModelShapes
     from sam3_utils.prompts import encode_phrases
     from sam3_utils.rewrites import apply_rewrites
 
@@ -105,12 +107,6 @@ def export(args) -> dict:
     parameters = sum(parameter.numel() for parameter in model.parameters())
     applied = [name for name in REWRITES if name not in args.skip_rewrite]
     apply_rewrites(model, tuple(applied))
-    shapes = ModelShapes(
-        config.vision_config.image_size,
-        config.detr_decoder_config.num_queries,
-        config.vision_config.backbone_feature_sizes[0][0],
-        None,
-    )
     input_ids, attention_mask, _ = encode_phrases(processor, list(PHRASES[:2]))
     logger.info("tracing %.1f M parameters, rewrites: %s", parameters / 1e6, ", ".join(applied) or "none")
     # In a folder of its own: above 2 GB the tracer writes one file per tensor.
@@ -123,7 +119,7 @@ def export(args) -> dict:
     before = graph.operator_counts(onnx_model)
     onnx_model = graph.simplify(onnx_model)
     onnx_model.ir_version = IR_VERSION
-    graph.set_shapes(onnx_model, contract_shapes(shapes))
+    graph.set_shapes(onnx_model, contract_shapes(checkpoint.model_shapes(config)))
     after = graph.operator_counts(onnx_model)
     graph.save(onnx_model, args.output_dir / "sam3.onnx")
     return {
@@ -147,8 +143,14 @@ def verify(args) -> dict[str, dict]:
     from sam3_utils.compare import verify_onnx
 
     onnx_path = args.output_dir / "sam3.onnx"
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        by_batch = pool.apply(verify_onnx, (args.model_path, onnx_path, VERIFY_BATCHES))
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        try:
+            by_batch = pool.submit(verify_onnx, args.model_path, onnx_path, VERIFY_BATCHES).result()
+        except BrokenProcessPool:
+            raise CheckFailed(
+                f"{onnx_path}: written, but the process that compares it with PyTorch was killed, probably for memory; "
+                "give --verify never, or more memory"
+            ) from None
     worst = {
         name: max((rows[name] for rows in by_batch.values()), key=lambda row: row["max_abs"])
         for name in by_batch[VERIFY_BATCHES[0]]
@@ -173,6 +175,8 @@ def main(argv=None) -> int:
     checkpoint.check_weight_files(args.model_path)
     checkpoint.check_processor_files(args.model_path)
     args.output_dir.mkdir(parents=True, exist_ok=True)
+    for left in [*args.output_dir.glob(".tracing-*"), *args.output_dir.glob(".saving-*")]:
+        shutil.rmtree(left)  # of an export that was killed
     report_path = args.output_dir / "export_report.json"
     report_path.unlink(missing_ok=True)  # a report never speaks of another graph
     started = time.perf_counter()

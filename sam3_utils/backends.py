@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sam3_utils import checkpoint, contract, graph
+from sam3_utils import checkpoint, contract, files, graph
 from sam3_utils.cli import CheckFailed, UsageError
 
 PROVIDERS = {
@@ -38,13 +38,13 @@ def open_model(path: Path, device: str | None = None, dtype: str = "float32"):
         UsageError: the path is none of the three, the device does not exist or does not fit, or the model is not SAM3.
     """
     if path.is_dir():
-        return TorchModel(path, device or "cpu", dtype)
+        return TorchModel(path, "cpu" if device is None else device, dtype)
     if dtype != "float32":
         raise UsageError(f"--dtype {dtype}: only a checkpoint folder can be computed in another type, not {path}")
     if path.suffix == ".onnx":
-        return OnnxModel(path, device or "cpu")
+        return OnnxModel(path, "cpu" if device is None else device)
     if path.suffix == ".om":
-        return OmModel(path, device or "0")
+        return OmModel(path, "0" if device is None else device)
     raise UsageError(f"{path}: not a checkpoint folder, an .onnx or an .om file")
 
 
@@ -90,10 +90,7 @@ class TorchModel:
         self.device, self.precision = device, dtype
         self._device = torch.device(kind if kind == "cpu" else f"{kind}:{index}")
         self._model = checkpoint.load_model(path, dtype).to(self._device)
-        config = self._model.config
-        size = config.vision_config.image_size
-        mask_size = config.vision_config.backbone_feature_sizes[0][0]
-        self.shapes = contract.ModelShapes(size, config.detr_decoder_config.num_queries, mask_size, None)
+        self.shapes = checkpoint.model_shapes(self._model.config)
 
     def infer(self, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Run one batch; see the module's docstring."""
@@ -116,7 +113,7 @@ class TorchModel:
 class OnnxModel:
     """An ONNX file through ONNX Runtime, on exactly the provider that was asked for."""
 
-    runtime, precision = "onnx", "float32"
+    runtime = "onnx"
 
     def __init__(self, path: Path, device: str):
         kind, index = _split_device(device, tuple(PROVIDERS), path)
@@ -155,6 +152,7 @@ class OnnxModel:
 
         inputs, outputs = describe(self._session.get_inputs()), describe(self._session.get_outputs())
         self.shapes = contract.check_io(inputs, outputs, str(path))
+        self.precision = "float16 outputs" if "float16" in dict(outputs.values()) else "float32"
 
     def infer(self, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Run one batch; see the module's docstring."""
@@ -183,7 +181,7 @@ def check_om_path(path: Path) -> Path:
     status = path.stat()
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise UsageError(f"{path}: group or others may write it, which ais_bench refuses; chmod go-w {path}")
-    if os.getuid() not in (0, status.st_uid) and status.st_gid not in os.getgroups():
+    if os.geteuid() != status.st_uid and status.st_gid not in os.getgroups():
         raise UsageError(f"{path}: belongs to another user, which ais_bench refuses; copy the file")
     return path
 
@@ -215,18 +213,23 @@ class OmModel:
 
         def describe(values):
             return {
-                value.name.rsplit(":", 1)[-1]: (str(value.datatype).rsplit(".", 1)[-1], tuple(value.shape))
+                value.name.rsplit(":", 1)[-1]: (
+                    str(value.datatype).rsplit(".", 1)[-1],
+                    tuple(None if size < 0 else size for size in value.shape),  # -1: compiled with a free size
+                )
                 for value in values
             }
 
         inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
         # An OM calls its outputs <node>:<index>:<name>, in an order of its own.
-        self._input_names = [value.name for value in inputs]
+        self._input_names = [value.name.rsplit(":", 1)[-1] for value in inputs]
         self._output_names = [value.name.rsplit(":", 1)[-1] for value in outputs]
         try:
             if len(set(self._output_names)) != len(self._output_names):
                 raise UsageError(f"{path}: two outputs share a name: {', '.join(value.name for value in outputs)}")
             self.shapes = contract.check_io(describe(inputs), describe(outputs), str(path))
+            if self.shapes.batch is None:
+                raise UsageError(f"{path}: compiled with a free batch; compile it with a fixed --input_shape")
         except UsageError:
             self.close()
             raise
@@ -258,3 +261,28 @@ def model_files(path: Path) -> list[Path]:
     if path.suffix == ".onnx":
         return [path, *graph.check_external_files(graph.load_structure(path), path)]
     return [path]
+
+
+def describe_model(model, path: Path) -> dict:
+    """What a result says of the model it came from: name, runtime, precision and hashes."""
+    return {
+        "name": path.resolve().name,
+        "runtime": model.runtime,
+        "precision": model.precision,
+        "sha256": {file.name: files.sha256(file) for file in model_files(path)},
+    }
+
+
+def check_processor_fits(processor, model, processor_path: Path, model_path: Path) -> None:
+    """Check that the processor makes pictures of the size that the model takes.
+
+    Raises:
+        UsageError: the sizes differ.
+    """
+    size, side = dict(processor.image_processor.size), model.shapes.image_size
+    if (size.get("height"), size.get("width")) != (side, side):
+        made = " x ".join(str(value) for value in size.values() if value)
+        raise UsageError(
+            f"{processor_path}: makes pictures of {made}, {model_path} takes {side} x {side}; "
+            "they belong to different models"
+        )

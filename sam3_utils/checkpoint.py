@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from sam3_utils.cli import UsageError
+from sam3_utils.contract import ModelShapes
 
 DOWNLOAD_HINT = "modelscope download --model facebook/sam3 --local_dir ./sam3_model"
 WEIGHTS = "model.safetensors"
@@ -60,6 +61,13 @@ def check_processor_files(folder: Path) -> None:
         raise UsageError(f"{folder / 'tokenizer.json'}: missing; complete the folder: {DOWNLOAD_HINT}")
     settings = folder / "preprocessor_config.json"
     _read_json(settings if settings.is_file() else folder / "processor_config.json")
+
+
+def processor_files(folder: Path) -> list[Path]:
+    """The files that decide how pictures and phrases become tensors, for hashing."""
+    names = ("tokenizer_config.json", "tokenizer.json", "vocab.json", "merges.txt")
+    return [folder / name for name in (*names, "preprocessor_config.json", "processor_config.json")
+            if (folder / name).is_file()]  # fmt: skip
 
 
 def check_weight_files(folder: Path) -> None:
@@ -134,6 +142,16 @@ def load_model(folder: Path, dtype: str = "float32", attention: str | None = Non
     if faults:
         raise UsageError(f"{folder / WEIGHTS}: does not fit SAM3: {'; '.join(faults)}; fetch it again: {DOWNLOAD_HINT}")
     return model.eval()
+
+
+def model_shapes(config) -> ModelShapes:
+    """The contract's numbers from a `Sam3Config`; the batch is free."""
+    return ModelShapes(
+        config.vision_config.image_size,
+        config.detr_decoder_config.num_queries,
+        config.vision_config.backbone_feature_sizes[0][0],  # masks have the finest level's size
+        None,
+    )
 
 
 def load_processor(folder: Path):

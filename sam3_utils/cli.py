@@ -5,6 +5,8 @@
 import argparse
 import glob
 import logging
+import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,13 +23,21 @@ class CheckFailed(Exception):
 def run(main: Callable[[], int]) -> None:
     """Run a script's `main`, turning the kit's errors into one line on stderr and an exit code."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that temporary folders are removed
+    name = Path(sys.argv[0]).name
     try:
         code = main()
     except (UsageError, CheckFailed) as error:
-        print(f"{Path(sys.argv[0]).name}: error: {error}", file=sys.stderr)
+        print(f"{name}: error: {error}", file=sys.stderr)
         code = 2 if isinstance(error, UsageError) else 1
+    except BrokenPipeError:  # the reader of our output has left, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    except OSError as error:  # a path of the wrong kind, no permission, a full disk
+        print(f"{name}: error: {error.filename or 'file system'}: {error.strerror or error}", file=sys.stderr)
+        code = 2 if isinstance(error, (FileExistsError, NotADirectoryError, PermissionError)) else 1
     except KeyboardInterrupt:
-        print(f"{Path(sys.argv[0]).name}: interrupted", file=sys.stderr)
+        print(f"{name}: interrupted", file=sys.stderr)
         code = 130
     raise SystemExit(code)
 
@@ -54,7 +64,7 @@ def one_path(values: list[str], flag: str) -> Path:
     """
     matches = []
     for value in values:
-        if Path(value).exists():
+        if value and Path(value).exists():
             matches.append(value)
         else:
             matches.extend(sorted(glob.glob(value)))

@@ -32,6 +32,8 @@ use_environment() {
         # The stamp is written last: an interrupted installation is taken up again.
         stamp="$venv/$file.cksum"
         if [ "$(cksum <"$root/$file")" != "$(cat "$stamp" 2>/dev/null)" ]; then
+            "$VENV_PYTHON" -m pip --version >/dev/null 2>&1 || "$VENV_PYTHON" -m ensurepip >/dev/null 2>&1 ||
+                fail "$venv has no pip; delete it, and on Debian: apt install python3.11-venv"
             echo "installing $file into $venv (the first time some minutes, about 7 GB on x86_64)" >&2
             "$VENV_PYTHON" -m pip install --quiet --disable-pip-version-check -r "$root/$file" ||
                 fail "pip could not install $file, see above; give the same command again to go on"

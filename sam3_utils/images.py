@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps
 
+Image.MAX_IMAGE_PIXELS = None  # the limit below is the kit's own, and an error for that picture alone
 MAX_PIXELS = 200_000_000  # a picture beyond this needs over 2 GB on its way to the model
 
 
@@ -20,26 +21,23 @@ def load_rgb(path: Path, size: tuple[int, int] | None = None) -> Image.Image:
     Transparent pixels lie over white; 16-bit grey is scaled; palettes, CMYK, grey and 1-bit are converted.
 
     Args:
-        size: (height, width) that the annotations speak of. When only the picture as stored has that size, the
-            orientation tag is left aside: COCO's annotators saw the stored pixels.
+        size: (height, width) that the annotations speak of. When the picture as stored has that size, its
+            orientation tag is left aside: pycocotools' masks are drawn over stored pixels.
 
     Raises:
         PictureError: missing, not a picture, truncated, too large, or not of `size`.
     """
-    if not path.is_file():
-        raise PictureError(f"{path}: no such file")
     try:
+        if not path.is_file():
+            raise PictureError(f"{path}: no such file")
         with Image.open(path) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise PictureError(f"{path}: {image.width} x {image.height} is over {MAX_PIXELS:,} pixels")
             stored = image.height, image.width
             image.load()
-            turned = ImageOps.exif_transpose(image)
-            if size is not None and (turned.height, turned.width) != size and stored == size:
-                turned = image.copy()
-            rgb = _to_rgb(turned)
-    except PictureError:
-        raise
+            rgb = _to_rgb(image.copy() if stored == size else ImageOps.exif_transpose(image))
+    except PictureError as error:
+        raise PictureError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
     except Exception as error:  # Pillow's decoders raise OSError, SyntaxError, ValueError, struct.error and others
         raise PictureError(f"{path}: cannot be decoded ({type(error).__name__}: {error})") from None
     if size is not None and (rgb.height, rgb.width) != size:
@@ -48,7 +46,9 @@ def load_rgb(path: Path, size: tuple[int, int] | None = None) -> Image.Image:
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I") or image.mode == "F":
+    if image.mode == "F":
+        raise PictureError("floating-point pixels have no known range; save it with 8 or 16 bits")
+    if image.mode.startswith("I"):
         values = np.asarray(image, dtype=np.float32)
         if image.mode != "I" or values.max() > 255:  # PNG's 16 bits come as I;16 or as I
             values = values / 257

@@ -5,38 +5,80 @@
 import json
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
 from sam3_utils import files
 from sam3_utils.cli import UsageError
+from sam3_utils.images import PictureError, load_rgb, prepare
 
 
-def work_ahead(work: Callable, items: Iterable, workers: int = 2, ahead: int = 8) -> Iterator[tuple[object, Future]]:
-    """Yield (item, finished or running future of work(item)) in order, at most `ahead` items early."""
-    with ThreadPoolExecutor(workers) as pool:
+def run_batches(
+    model, processor, batches: Iterable[list | None], tokens: dict, ahead: int = 2
+) -> Iterator[tuple[list, dict[str, np.ndarray], list[str | None]]]:
+    """Run fixed batches, the pictures of the next ones decoded and prepared in threads meanwhile, each once.
+
+    Args:
+        batches: lists of items with `path`, `size` (height, width) and `prompt`, the items of a picture in a row; None
+            says that the source has nothing at the moment.
+        tokens: prompt -> its rows of input_ids and attention_mask.
+        ahead: how many batches are prepared early, which bounds the memory.
+
+    Yields:
+        The batch, its outputs by the contract's names, and for each item None or why its picture cannot be used. Such
+        an item's place is filled with zeros: a batch of the same shape is computed the same to the last bit,
+        whatever became of its neighbours, and so is a run that was killed and went on.
+    """
+    with ThreadPoolExecutor(2) as pool:
         queue: deque = deque()
-        try:
-            for item in items:
-                queue.append((item, pool.submit(work, item)))
-                if len(queue) > ahead:
-                    yield queue.popleft()
-            while queue:
-                yield queue.popleft()
-        finally:
-            for _, future in queue:
-                future.cancel()
+        last_key, last = None, None
+
+        def infer_oldest():
+            batch, futures = queue.popleft()
+            pictures, errors = [], []
+            for future in futures:
+                try:
+                    pictures.append(future.result())
+                    errors.append(None)
+                except PictureError as error:
+                    pictures.append(None)
+                    errors.append(str(error))
+            side = model.shapes.image_size
+            blank = np.zeros((3, side, side), dtype=np.float32)
+            ids, masks = zip(*(tokens[item.prompt] for item in batch))
+            feeds = {
+                "pixel_values": np.stack([blank if picture is None else picture for picture in pictures]),
+                "input_ids": np.stack(ids),
+                "attention_mask": np.stack(masks),
+            }
+            return batch, infer_padded(model, feeds), errors
+
+        for batch in batches:
+            if batch is not None:
+                futures = []
+                for item in batch:
+                    if last is None or (item.path, item.size) != last_key:
+                        last_key = (item.path, item.size)
+                        last = pool.submit(lambda key: prepare(processor, load_rgb(*key)), last_key)
+                    futures.append(last)
+                queue.append((batch, futures))
+            if queue and (batch is None or len(queue) > ahead):
+                yield infer_oldest()
+        while queue:
+            yield infer_oldest()
 
 
-def batch_size_for(model, asked: int) -> int:
-    """The batch to use: an OM's own, anything else as asked.
+def batch_size_for(model, asked: int | None) -> int:
+    """The batch to use: an OM's own; otherwise as asked, or 1.
 
     Raises:
         UsageError: the OM was compiled for another batch.
     """
+    if asked is None:
+        return model.shapes.batch or 1
     if model.shapes.batch not in (None, asked):
         raise UsageError(
             f"--batch_size {asked}: the model was compiled for batches of {model.shapes.batch}; "
@@ -74,10 +116,19 @@ class RecordFile:
                     stream.truncate(len(good))
 
     def read(self) -> list[dict]:
-        """All records so far."""
+        """All records so far.
+
+        Raises:
+            UsageError: a line is damaged.
+        """
         if not self.path.exists():
             return []
-        return [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines()]
+        # Not splitlines(): a phrase may hold one of Unicode's other line separators.
+        lines = self.path.read_text(encoding="utf-8").split("\n")[:-1]
+        try:
+            return [json.loads(line) for line in lines]
+        except ValueError as error:
+            raise UsageError(f"{self.path}: damaged ({error}); start anew with --overwrite") from None
 
     def append(self, records: list[dict]) -> None:
         """Write records and wait until they are on the disk."""
@@ -88,33 +139,44 @@ class RecordFile:
                 os.fsync(stream.fileno())
 
 
-def open_run_folder(folder: Path, identity: dict, names: tuple[str, ...], overwrite: bool) -> None:
+def open_run_folder(folder: Path, identity: dict, names: tuple[str, ...], overwrite: bool) -> bool:
     """Make a result folder ready for a new run, or for going on with the same one.
 
     Args:
         identity: what must be equal to go on (model and data hashes, settings); kept in `run.json`.
         names: the files and folders that a run writes beside `run.json`; `overwrite` removes just these.
 
+    Returns:
+        Whether the same run is already finished (its `summary.json` is there).
+
     Raises:
-        UsageError: a finished run, one of something else, or one still running is in the folder.
+        UsageError: a run of something else, of nobody knows what, or one still running is in the folder.
     """
     manifest, summary = folder / "run.json", folder / "summary.json"
     folder.mkdir(parents=True, exist_ok=True)
     _lock(folder)
     if overwrite:
-        for name in ("run.json", *names):
+        for name in (*names, "run.json"):  # run.json last: records without it would belong to nobody
             _remove(folder / name)
     if manifest.exists():
-        before = json.loads(manifest.read_text(encoding="utf-8"))
+        try:
+            before = json.loads(manifest.read_text(encoding="utf-8"))
+        except ValueError:
+            raise UsageError(f"{manifest}: damaged; start anew with --overwrite") from None
         # As JSON writes it, so that tuples and lists compare equal.
         differing = [key for key, value in json.loads(json.dumps(identity)).items() if before.get(key) != value]
         if differing:
             raise UsageError(
                 f"{folder}: holds a run with another {', '.join(differing)}; give another --output_dir or --overwrite"
             )
-        if summary.exists():
-            raise UsageError(f"{folder}: holds a finished run; give another --output_dir or --overwrite")
-    files.write_json(manifest, identity)
+    else:
+        strangers = [name for name in names if (folder / name).exists()]
+        if strangers:
+            raise UsageError(
+                f"{folder}: holds {strangers[0]} of an unknown run; give another --output_dir or --overwrite"
+            )
+        files.write_json(manifest, identity)
+    return summary.exists()
 
 
 def _lock(folder: Path) -> None:
@@ -129,7 +191,7 @@ def _lock(folder: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    if path.is_dir():
+    if path.is_dir() and not path.is_symlink():
         for child in path.iterdir():
             _remove(child)
         path.rmdir()

@@ -25,13 +25,17 @@ def encode_phrases(processor, phrases: list[str], truncate: bool = False) -> tup
     Raises:
         UsageError: a phrase is empty or blank, or too long while `truncate` is off.
     """
+    foreign = []
     for phrase in phrases:
         if not phrase.strip():
             raise UsageError(f"phrase {phrase!r} is empty; give at least one word")
         if any(character.isalpha() and ord(character) > 0x24F for character in phrase):
-            logger.warning(
-                "phrase %r is not in Latin letters: SAM3 was trained on English and may find nothing", phrase
-            )
+            foreign.append(phrase)
+    if foreign:
+        logger.warning(
+            "%d of %d phrases are not in Latin letters (%r …): SAM3 was trained on English and may find nothing",
+            len(foreign), len(phrases), foreign[0],
+        )  # fmt: skip
     lengths = [len(ids) for ids in processor.tokenizer(phrases)["input_ids"]]
     long = [phrase for phrase, length in zip(phrases, lengths) if length > TEXT_LENGTH]
     if long and not truncate:

@@ -10,8 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-REWRITES = ("patch_embed", "qkv", "rope")
-
 
 class LinearPatchEmbedding(nn.Module):
     """Patch embedding as one MatMul.
@@ -123,8 +121,8 @@ class ViTAttention(nn.Module):
         return self.o_proj(output), None
 
 
-def apply_rewrites(model: nn.Module, names: tuple[str, ...] = REWRITES) -> None:
-    """Apply the named rewrites to a `Sam3Model` in place; its outputs stay the same up to rounding."""
+def apply_rewrites(model: nn.Module, names: tuple[str, ...]) -> None:
+    """Apply rewrites named "patch_embed", "qkv" or "rope" to a `Sam3Model` in place; outputs stay the same."""
     backbone = model.vision_encoder.backbone
     config = backbone.config
     if "patch_embed" in names:

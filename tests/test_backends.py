@@ -64,13 +64,12 @@ def test_a_checkpoint_can_be_computed_in_16_bit(feeds, onnx_outputs, dtype):
 
 @pytest.mark.parametrize(
     "device, text",
-    [("0", "cpu, cuda:0"), ("cpu:1", "cpu"), ("gpu", "cpu"), ("cuda:x", "cpu"), ("cpu,cpu", "cpu"), ("", "")],
+    [("0", "cpu, cuda:0"), ("cpu:1", "cpu"), ("gpu", "cpu"), ("cuda:x", "cpu"), ("cpu,cpu", "cpu"), ("", "cpu")],
 )
 def test_a_device_that_does_not_fit_is_refused_with_the_choices(onnx_path, device, text):
-    if device:
-        for path in (TINY, onnx_path):
-            with pytest.raises(UsageError, match=f"--device {device}: .*{text}"):
-                open_model(path, device)
+    for path in (TINY, onnx_path):
+        with pytest.raises(UsageError, match=f"--device {device}: .*{text}"):
+            open_model(path, device)
 
 
 @pytest.mark.parametrize("device", ("cuda:99", "npu:0"))
@@ -162,6 +161,7 @@ def test_a_partial_batch_is_padded_for_an_om_and_the_padding_dropped(tmp_path, o
     outputs = infer_padded(model, feeds)
     assert outputs["pred_masks"].shape == (3, 16, 64, 64)
     assert np.abs(outputs["pred_masks"] - onnx_outputs["pred_masks"]).max() <= 1e-4
+    assert batch_size_for(model, None) == batch_size_for(model, 4) == 4
     with pytest.raises(UsageError, match="give --batch_size 4"):
         batch_size_for(model, 8)
 
@@ -174,6 +174,7 @@ def test_a_partial_batch_is_padded_for_an_om_and_the_padding_dropped(tmp_path, o
         ({"input_dtypes": {"pixel_values": "int32"}}, "input pixel_values is int32, not float32"),
         ({"input_shapes": {"pixel_values": [4, 224, 224, 3]}}, "pixel_values"),
         ({"input_shapes": {"input_ids": [2, 64]}}, "input_ids"),
+        ({"input_shapes": {"pixel_values": [4, 3, -1, -1]}}, "S is not fixed"),
         ({"output_shapes": {"pred_logits": [4, 15]}}, "pred_logits"),
         ({"output_dtypes": {"pred_masks": "int8"}}, "output pred_masks is int8"),
         ({"output_names": {"pred_masks": "node:0:masks"}}, "output pred_masks is missing"),
@@ -228,7 +229,7 @@ def test_paths_that_ais_bench_refuses_are_explained(tmp_path, onnx_path):
 
 def test_a_foreign_owner_is_explained(tmp_path, onnx_path, monkeypatch):
     path = make(tmp_path, onnx_path)
-    monkeypatch.setattr(os, "getuid", lambda: 54321)
+    monkeypatch.setattr(os, "geteuid", lambda: 54321)
     monkeypatch.setattr(os, "getgroups", lambda: [54321])
     with pytest.raises(UsageError, match="belongs to another user"):
         check_om_path(path)
@@ -270,5 +271,7 @@ def test_a_wildcard_must_match_exactly_one_path(tmp_path, monkeypatch):
         one_path(["sam3_300I_bs4*.om"], "--model_path")  # as quoted
     with pytest.raises(UsageError, match="2 paths match"):
         one_path(["sam3_300I_bs4_a.om", "sam3_300I_bs4_b.om"], "--model_path")  # as the shell expands it
+    with pytest.raises(UsageError, match="nothing matches"):
+        one_path([""], "--model_path")  # an empty variable is not the current folder
     with pytest.raises(UsageError, match="nothing matches"):
         one_path(["sam3_800I*.om"], "--model_path")

@@ -144,6 +144,7 @@ def test_loading_contacts_no_network(monkeypatch):
         raise AssertionError("a network connection was tried")
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)  # offline, a name look-up fails before any connection
     load_processor(TINY)
     load_model(TINY)
 

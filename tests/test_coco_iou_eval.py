@@ -149,9 +149,17 @@ def test_a_finished_run_and_a_run_of_something_else_are_refused_unless_overwritt
     assert "another settings" in error_line(evaluate(onnx_path, demo_data, folder, "--score_threshold", 0.4))
     assert "another model" in error_line(evaluate(TINY, demo_data, folder))
     assert len(records(folder)) == 36
+    (folder / "run.json").unlink()
+    assert "samples.jsonl of an unknown run" in error_line(evaluate(onnx_path, demo_data, folder))
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "thesis.txt").touch()
+    shutil.rmtree(folder / "overlays")
+    (folder / "overlays").symlink_to(precious)
     result = evaluate(onnx_path, demo_data, folder, "--overwrite", "--max_samples", 5)
     assert result.returncode == 0, result.stderr
     assert summary(folder)["samples"] == len(records(folder)) == 5 and not (folder / "overlays").exists()
+    assert (precious / "thesis.txt").exists()
 
 
 def test_two_runs_do_not_write_into_one_folder(tmp_path, onnx_path, demo_data):
@@ -201,7 +209,7 @@ def test_bad_pictures_and_annotations_cost_only_their_own_samples(damaged_data, 
     assert content["samples"] + content["presence"]["absent"] + content["failed"] == 36 + 36 + 1
     assert len(content["truncated_prompts"]) == 1 and "not in Latin letters" in result.stderr
     assert content["annotation_problems"] == {
-        "polygons with fewer than three points or odd length": 1,
+        "polygons of fewer than three points, odd length, or values that are no coordinates": 1,
         "annotations without a usable mask": 1,
         "annotations of an unknown image or category": 1,
     }

@@ -65,6 +65,13 @@ def test_broken_annotations_are_passed_over_and_counted(tmp_path):
             annotation(category_id=7, segmentation=None),
             annotation(category_id=7, segmentation={"size": [3, 3], "counts": [9]}),
             annotation(category_id=7, segmentation={"size": [10, 12], "counts": [9, 9]}),
+            annotation(category_id=7, segmentation={"size": [10, 12], "counts": "garbage!!"}),
+            annotation(category_id=7, segmentation={"size": [10, 12], "counts": "52"}),
+            annotation(category_id=7, segmentation={"size": [10, 12], "counts": ""}),
+            annotation(category_id=7, segmentation={"size": [10, 12], "counts": [-5, 125]}),
+            annotation(category_id=7, segmentation=[[float("nan")] * 6]),
+            annotation(category_id=7, segmentation=[[1e300] * 6]),
+            annotation(image_id=[1]),
             annotation(image_id=99),
             annotation(category_id=99),
             {"id": 5},
@@ -73,11 +80,11 @@ def test_broken_annotations_are_passed_over_and_counted(tmp_path):
     data = read_coco(root, "exclude")
     assert [sample.key for sample in data.samples] == [(0, 0)]
     assert data.problems == {
-        "polygons with fewer than three points or odd length": 2,
-        "annotations without a usable mask": 3,
-        "RLE masks that do not fill their picture": 2,
+        "polygons of fewer than three points, odd length, or values that are no coordinates": 4,
+        "annotations without a usable mask": 5,
+        "RLE masks that do not fill their picture": 6,
         "annotations of an unknown image or category": 2,
-        "annotations without image_id or category_id": 1,
+        "annotations without image_id or category_id": 2,
     }
 
 
@@ -108,7 +115,45 @@ def test_samples_follow_the_images_order(tmp_path):
     assert [sample.key for sample in read_coco(root, "exclude").samples] == [(9, 0), (9, 7), (2, 0)]
 
 
-@pytest.mark.parametrize("text", ("", "[]", "{}", '{"images": [{}], "annotations": [], "categories": []}'))
+def test_a_compressed_rle_is_read_as_pycocotools_wrote_it(tmp_path):
+    mask = np.random.default_rng(0).random((10, 12)) > 0.5
+    encoded = coco_mask.encode(np.asfortranarray(mask, np.uint8))
+    rle = {"size": [10, 12], "counts": encoded["counts"].decode()}
+    data = read_coco(coco_root(tmp_path, [annotation(segmentation=rle)]), "exclude")
+    assert coco_mask.area(union_rle(data.samples[0])) == mask.sum()
+
+
+def test_unusable_images_and_categories_cost_only_themselves(tmp_path):
+    good = {"id": 0, "file_name": "a.jpg", "height": 10, "width": 12}
+    images = [
+        good,
+        {"id": 1, "file_name": "b.jpg", "height": None, "width": 12},
+        {"id": 2, "height": 10, "width": 12},
+        good | {"id": 3, "file_name": "/etc/passwd"},
+        good | {"id": 4, "file_name": "../secret.jpg"},
+        good | {"id": [5]},
+    ]
+    categories = [
+        {"id": 0, "name": "star"},
+        {"id": 1, "name": " "},
+        {"id": 2, "name": None},
+        {"id": 3, "name": "\ud800"},
+    ]
+    data = read_coco(coco_root(tmp_path, [annotation()], images, categories), "exclude")
+    assert [sample.key for sample in data.samples] == [(0, 0)]
+    assert data.problems == {
+        "images without a usable id, size or file name": 5,
+        "categories without a usable id or name": 3,
+    }
+
+
+def test_a_pair_whose_masks_are_all_broken_is_neither_a_sample_nor_absent(tmp_path):
+    images = [{"id": 0, "file_name": "a.jpg", "height": 10, "width": 12, "neg_category_ids": [0, None, [7]]}]
+    data = read_coco(coco_root(tmp_path, [annotation(segmentation=[])], images), "exclude")
+    assert data.samples == data.absent == [] and data.counts == {"exclude": 0, "include": 0}
+
+
+@pytest.mark.parametrize("text", ("", "[]", "{}", '{"images": [], "annotations": null, "categories": []}'))
 def test_a_file_of_another_format_is_refused(tmp_path, text):
     (tmp_path / "annotations").mkdir()
     (tmp_path / "annotations" / "instances_val2017.json").write_text(text)

@@ -47,7 +47,7 @@ def test_cmyk_jpeg_keeps_its_colour(tmp_path):
     assert np.abs(np.array(corner(path)) - RED).max() <= 12
 
 
-def test_exif_rotation_is_applied_unless_only_the_stored_size_fits_the_annotations(tmp_path):
+def test_exif_rotation_is_applied_unless_the_annotations_fit_the_stored_picture(tmp_path):
     image = Image.new("RGB", (6, 4), (0, 0, 0))
     image.putpixel((0, 0), RED)
     exif = Image.Exif()
@@ -57,6 +57,9 @@ def test_exif_rotation_is_applied_unless_only_the_stored_size_fits_the_annotatio
     assert shown.size == (4, 6) and shown.getpixel((3, 0)) == RED
     assert load_rgb(path, (6, 4)).getpixel((3, 0)) == RED
     assert load_rgb(path, (4, 6)).getpixel((0, 0)) == RED
+    exif[0x0112] = 3  # half a turn: the size says nothing, and pycocotools draws over stored pixels
+    path = saved(tmp_path, image, "half.png", exif=exif)
+    assert load_rgb(path).getpixel((5, 3)) == RED and load_rgb(path, (4, 6)).getpixel((0, 0)) == RED
 
 
 def test_a_picture_of_another_size_than_annotated_is_refused(tmp_path):
@@ -84,7 +87,18 @@ def test_unreadable_pictures_are_refused_with_their_path(tmp_path, kind):
 
 def test_a_picture_too_large_to_prepare_is_refused_before_decoding(tmp_path):
     path = saved(tmp_path, Image.new("1", (30000, 30000)), "bomb.png")
-    with pytest.raises(PictureError, match="pixels"):
+    with pytest.raises(PictureError, match="30000 x 30000 is over 200,000,000 pixels"):
+        load_rgb(path)
+
+
+def test_a_large_picture_within_the_limit_is_taken_without_warning(tmp_path, recwarn):
+    assert load_rgb(saved(tmp_path, Image.new("1", (19000, 10000)), "large.png")).size == (19000, 10000)
+    assert not recwarn.list
+
+
+def test_floating_point_pixels_are_refused(tmp_path):
+    path = saved(tmp_path, Image.fromarray(np.full((4, 5), 0.5, dtype=np.float32)), "float.tiff")
+    with pytest.raises(PictureError, match="float.tiff: floating-point"):
         load_rgb(path)
 
 

@@ -16,8 +16,8 @@ from transformers.models.sam3.modeling_sam3 import (
     apply_rotary_pos_emb_2d,
 )
 
+from sam3_export_onnx import REWRITES
 from sam3_utils.rewrites import (
-    REWRITES,
     LinearPatchEmbedding,
     ViTAttention,
     apply_rewrites,

@@ -1,0 +1,248 @@
+# Copyright 2026 The SAM3 offline inference kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""SA-Co gold: where its files lie, and annotation and prediction files as plain lists per pair.
+
+A pair is one entry of `images`: a picture and a noun phrase. Strict reading refuses what the official evaluator gets
+silently wrong or stops at; lenient reading does what that tool does, and what was meant where it stops.
+"""
+
+import gc
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sam3_utils.cli import UsageError
+
+# Subset: (stem of its annotation files, folder of its pictures, cgF1 published by Meta for SAM3, in percent).
+SUBSETS = {
+    "metaclip_nps": ("gold_metaclip_merged", "metaclip-images", 47.26),
+    "sa1b_nps": ("gold_sa1b_merged", "sa1b-images", 53.69),
+    "crowded": ("gold_crowded_merged", "metaclip-images", 61.08),
+    "fg_food": ("gold_fg_food_merged", "metaclip-images", 53.41),
+    "fg_sports_equipment": ("gold_fg_sports_equipment_merged", "metaclip-images", 65.52),
+    "attributes": ("gold_attributes_merged", "metaclip-images", 54.93),
+    "wiki_common": ("gold_wiki_common_merged", "metaclip-images", 42.53),
+}
+PUBLISHED_MEAN = 54.06  # unweighted mean of the above, Meta's SA-Co/Gold table
+GUIDE_MEAN = 55.05  # the Ascend guide, 910B4
+
+
+def annotation_path(gt_base: Path, subset: str, annotator: str) -> Path:
+    """The annotation file of one annotator, "a", "b" or "c"."""
+    return gt_base / f"{SUBSETS[subset][0]}_{annotator}_release_test.json"
+
+
+def annotation_paths(gt_base: Path, subset: str) -> list[Path]:
+    """The files to evaluate against: a alone, or a, b and c, in this order (which decides ties).
+
+    Raises:
+        UsageError: a is missing, or only one of b and c is there.
+    """
+    paths = [annotation_path(gt_base, subset, annotator) for annotator in "abc"]
+    missing = [path for path in paths if not path.is_file()]
+    if not missing:
+        return paths
+    if missing == paths[1:]:
+        return paths[:1]
+    raise UsageError(f"{missing[0]}: missing; {subset} is judged by file a alone or by a, b and c together")
+
+
+def prediction_path(pred_dir: Path, subset: str) -> Path:
+    """Where the official evaluator looks for a subset's predictions."""
+    name = f"gold_{subset}"
+    return pred_dir / name / "dumps" / name / "coco_predictions_segm.json"
+
+
+def read_json(path: Path):
+    """Parse a JSON file.
+
+    Raises:
+        UsageError: it is missing, empty or not JSON.
+    """
+    collecting = gc.isenabled()
+    gc.disable()  # a quarter of a million new dicts and no cycle among them: collecting takes two thirds of the time
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise UsageError(f"{path}: missing") from None
+    except ValueError as error:
+        raise UsageError(
+            f"{path}: not valid JSON ({error}); {path.stat().st_size} bytes; fetch or make it again"
+        ) from None
+    finally:
+        if collecting:
+            gc.enable()
+
+
+@dataclass
+class Annotations:
+    """One annotator's file: pairs in file order; objects of a pair without crowd masks."""
+
+    pairs: dict[int, dict]  # pair id -> its entry of `images`
+    objects: dict[int, list] = field(default_factory=dict)  # pair id -> COCO RLEs or xywh boxes
+    repeats: list[int] = field(default_factory=list)  # pair ids listed again, in order (lenient reading only)
+    categories: frozenset = frozenset()
+
+
+def _fault_handler(path: Path, lenient: bool, notes: Counter):
+    """`fault(what, where, remedy)`: refuses with file, pair and remedy, or counts what lenient reading passes over."""
+
+    def fault(what: str, where: str, remedy: str) -> None:
+        if not lenient:
+            raise UsageError(f"{path}: {where}: {what}; {remedy}, or evaluate with --lenient")
+        notes[f"{path.name}: {what}"] += 1
+
+    return fault
+
+
+def _as_rle(segmentation, size: list[int]) -> dict:
+    """A compressed RLE of a mask in any of COCO's three forms; polygons are drawn at `size` = [height, width]."""
+    if isinstance(segmentation, dict) and isinstance(segmentation["counts"], (str, bytes)):
+        return segmentation
+    from pycocotools import mask as coco_mask
+
+    drawn = coco_mask.frPyObjects(segmentation, *(segmentation["size"] if isinstance(segmentation, dict) else size))
+    return coco_mask.merge(drawn) if isinstance(drawn, list) else drawn
+
+
+def read_annotations(path: Path, iou_type: str, lenient: bool, notes: Counter) -> Annotations:
+    """Read one annotator's file.
+
+    Args:
+        iou_type: "segm" keeps masks, "bbox" boxes.
+        notes: what lenient reading passed over, counted.
+
+    Raises:
+        UsageError: the file is not SA-Co's format, or (strict) holds something that would be judged wrongly.
+    """
+    data, fault = read_json(path), _fault_handler(path, lenient, notes)
+    try:
+        images, annotations = data["images"], data["annotations"]
+        categories = frozenset(category["id"] for category in data["categories"])
+        result = Annotations({}, categories=categories)
+        for image in images:
+            pair = image["id"]
+            if pair in result.pairs:
+                fault("a pair listed twice", f"pair {pair}", "keep one entry")
+                result.repeats.append(pair)
+            result.pairs[pair] = image
+            if "is_instance_exhaustive" not in image:
+                fault("no is_instance_exhaustive", f"pair {pair}", "add it (0 or 1)")
+        if not result.pairs:
+            raise UsageError(f"{path}: holds no pair")
+        latest = {annotation["id"]: annotation for annotation in annotations}
+        if len(latest) < len(annotations):
+            twice = next(key for key, n in Counter(a["id"] for a in annotations).items() if n > 1)
+            fault("annotation ids used twice", f"annotation {twice}", "number them anew")
+        for annotation in latest.values():  # a later annotation replaces the earlier, as in the official tool
+            pair = annotation["image_id"]
+            where = f"pair {pair}, annotation {annotation['id']}"
+            if pair not in result.pairs:
+                fault("annotation of an unknown pair", where, "add the pair or drop it")
+                continue
+            if annotation["category_id"] not in categories:
+                fault("annotation of an unknown category", where, f"use one of {sorted(categories)}")
+                continue
+            if "iscrowd" not in annotation:
+                fault("no iscrowd", where, "add it (0 or 1)")
+            if annotation.get("iscrowd"):
+                continue
+            if iou_type == "bbox":
+                item = annotation.get("bbox")
+                if item is None:
+                    raise UsageError(f"{path}: {where}: no bbox, which --iou_type bbox needs")
+            else:
+                image = result.pairs[pair]
+                size = [image["height"], image["width"]]
+                item = _as_rle(annotation["segmentation"], size)
+                if item["size"] != size:
+                    fault(f"mask of size {item['size']}", where, f"the picture's is {size}")
+            result.objects.setdefault(pair, []).append(item)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"{path}: not SA-Co's annotation format ({type(error).__name__}: {error})") from None
+    return result
+
+
+def read_predictions(
+    path: Path, first: Annotations, annotators: int, iou_type: str, lenient: bool, notes: Counter
+) -> dict[int, tuple[list[float], list]]:
+    """Read a COCO result list: pair id -> (scores, COCO RLEs or xywh boxes), in file order.
+
+    Args:
+        first: annotator a's file, whose pairs, sizes and categories count.
+        annotators: how many files judge; with several the official loader needs `bbox`.
+
+    Raises:
+        UsageError: not a list of results, or (strict) an entry that the official tool would drop or stop at.
+    """
+    data, fault = read_json(path), _fault_handler(path, lenient, notes)
+    if not isinstance(data, list):
+        raise UsageError(f"{path}: not a list of COCO results")
+    result: dict[int, tuple[list[float], list]] = {}
+    try:
+        for index, entry in enumerate(data):
+            pair = entry["image_id"]
+            image = first.pairs.get(pair)
+            where = f"entry {index}, pair {pair}"
+            if image is None:
+                fault("prediction for an unknown pair", where, "check image_id and the subset")
+                continue
+            if entry.get("category_id") not in first.categories:
+                fault("prediction of an unknown category", where, f"use one of {sorted(first.categories)}")
+                continue
+            score = entry.get("score")
+            if not isinstance(score, (int, float)) or score != score:
+                fault("prediction without a score", where, "write its score")
+                continue
+            segmentation, box = entry.get("segmentation"), entry.get("bbox")
+            if box is None and (annotators > 1 or not isinstance(segmentation, dict) or iou_type == "bbox"):
+                fault("prediction without bbox", where, "write it as normalised xywh")
+            if iou_type == "bbox":
+                if not box:
+                    continue
+                item = box
+            else:
+                size = [image["height"], image["width"]]
+                if not segmentation:
+                    fault("prediction without segmentation", where, "write its mask")
+                    if not box:
+                        continue
+                    x, y, width, height = box
+                    segmentation = [[x, y, x, y + height, x + width, y + height, x + width, y]]
+                item = _as_rle(segmentation, size)
+                if item["size"] != size:
+                    fault(f"mask of size {item['size']}", where, f"the picture's is {size}")
+            scores, items = result.setdefault(pair, ([], []))
+            scores.append(score)
+            items.append(item)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UsageError(f"{path}: not COCO's result format ({type(error).__name__}: {error})") from None
+    return result
+
+
+def evaluated_pairs(annotators: list[Annotations], names: list[str], lenient: bool, notes: Counter) -> list[int]:
+    """Pairs that every annotator calls exhaustive, in the order of file a.
+
+    Raises:
+        UsageError: none is left, or (strict) a pair of file a is missing from another file.
+    """
+    first, others = annotators[0], annotators[1:]
+    pairs = [
+        pair
+        for pair in [*first.pairs, *first.repeats]
+        if first.pairs[pair].get("is_instance_exhaustive")
+        and all(other.pairs.get(pair, {}).get("is_instance_exhaustive", 1) for other in others)
+    ]
+    for other, name in zip(others, names[1:], strict=True):
+        missing = [pair for pair in pairs if pair not in other.pairs]
+        if missing and not lenient:
+            raise UsageError(
+                f"{name}: pair {missing[0]} of the first file is missing here ({len(missing)} in all), which would "
+                "count as 'nothing there'; complete the file, or evaluate with --lenient"
+            )
+        if missing:
+            notes[f"{name}: pairs missing"] += len(missing)
+    if not pairs:
+        raise UsageError(f"{names[0]}: no pair is exhaustive for all annotators; there is nothing to evaluate")
+    return pairs
