@@ -2,7 +2,8 @@
 # Copyright 2026 The SAM3 offline inference kit authors
 # SPDX-License-Identifier: Apache-2.0
 # The whole chain on the tiny checkpoint, without weights or hardware: environment, demo pictures, ONNX export with its
-# check against PyTorch, Mean IoU through PyTorch and through ONNX Runtime. Results go to demo_output/.
+# check against PyTorch, Mean IoU (COCO's layout) and cgF1 (SA-Co's layout, two workers) through PyTorch and through
+# ONNX Runtime. Results go to demo_output/.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$root/sam3_utils/environment.sh"
@@ -11,16 +12,30 @@ tiny="$root/assets/tiny_sam3"
 out="$root/demo_output"
 
 "$VENV_PYTHON" "$tiny/make_demo_data.py" --output_dir "$out/coco2017"
+"$VENV_PYTHON" "$tiny/make_demo_saco.py" --output_dir "$out/dataset"
 "$VENV_PYTHON" "$root/sam3_export_onnx.py" --target_device 300I --model_path "$tiny" --output_dir "$out/sam3_onnx_300I"
 for model in "$tiny" "$out/sam3_onnx_300I/sam3.onnx"; do
     runtime=torch
     [ -d "$model" ] || runtime=onnx
     "$VENV_PYTHON" "$root/sam3_coco_iou_eval.py" --model_path "$model" --processor_path "$tiny" \
         --coco_root "$out/coco2017" --batch_size 8 --output_dir "$out/coco_iou_$runtime" --overlays 4 --overwrite
+    "$VENV_PYTHON" "$root/sam3_image_infer.py" --model_path "$model" --processor_path "$tiny" \
+        --dataset_root "$out/dataset" --device cpu,cpu --batch_size 8 \
+        --output_dir "$out/gold_predictions_$runtime" --overwrite
+    "$VENV_PYTHON" "$root/batch_eval.py" --gt_base "$out/dataset/gt-annotations" \
+        --pred_dir "$out/gold_predictions_$runtime" --report "$out/cgf1_$runtime.json" --plot "$out/cgf1_plots_$runtime"
 done
 "$VENV_PYTHON" - "$out" <<'PY'
 import json, sys
-torch, onnx = (json.load(open(f"{sys.argv[1]}/coco_iou_{name}/summary.json"))["value"] for name in ("torch", "onnx"))
-print(f"difference: {abs(torch - onnx):.1e}; look at {sys.argv[1]}/coco_iou_onnx/overlays")
-sys.exit(abs(torch - onnx) > 1e-4)
+out, far = sys.argv[1], False
+for name, path, read in (
+    ("Mean IoU", "coco_iou_{}/summary.json", lambda content: content["value"]),
+    ("cgF1", "cgf1_{}.json", lambda content: content["mean"]["cgF1_eval_segm_cgF1"]),
+):
+    torch, onnx = (read(json.load(open(f"{out}/{path.format(runtime)}"))) for runtime in ("torch", "onnx"))
+    if name == "cgF1":
+        print(f"cgF1 (torch): {torch:.6f}\ncgF1 (onnx): {onnx:.6f}")
+    far |= abs(torch - onnx) > 1e-4
+print(f"look at {out}/coco_iou_onnx/overlays and {out}/cgf1_plots_onnx")
+sys.exit("error: PyTorch and ONNX differ by more than 1e-4" if far else 0)
 PY

@@ -104,16 +104,11 @@ def infer_padded(model, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 class RecordFile:
-    """A file of JSON lines that only grows; a line cut by a kill is taken off when it is opened again."""
+    """A file of JSON lines that only grows; a last line that a kill has cut short does not count."""
 
     def __init__(self, path: Path):
         self.path = path
-        if path.exists():
-            whole = path.read_bytes()
-            good = whole[: whole.rfind(b"\n") + 1]
-            if len(good) < len(whole):
-                with open(path, "r+b") as stream:
-                    stream.truncate(len(good))
+        self._may_be_cut = path.exists()
 
     def read(self) -> list[dict]:
         """All records so far.
@@ -133,6 +128,10 @@ class RecordFile:
     def append(self, records: list[dict]) -> None:
         """Write records and wait until they are on the disk."""
         if records:
+            if self._may_be_cut:
+                whole = self.path.read_bytes()
+                os.truncate(self.path, whole.rfind(b"\n") + 1)
+                self._may_be_cut = False
             with open(self.path, "a", encoding="utf-8") as stream:
                 stream.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
                 stream.flush()
@@ -188,6 +187,22 @@ def _lock(folder: Path) -> None:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         raise UsageError(f"{folder}: another run is writing here; wait for it or give another --output_dir") from None
+
+
+def hold_shared(folder: Path) -> None:
+    """Mark, until this process ends, that it writes into `folder`."""
+    import fcntl
+
+    fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_SH)
+
+
+def wait_for_workers(folder: Path) -> None:
+    """Wait for the last batch of workers whose parent was killed: they may still write into `folder`."""
+    import fcntl
+
+    handle = os.open(folder, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    os.close(handle)
 
 
 def _remove(path: Path) -> None:

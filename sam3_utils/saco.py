@@ -75,6 +75,45 @@ def read_json(path: Path):
             gc.enable()
 
 
+@dataclass(frozen=True)
+class Pair:
+    """A picture and a phrase to run; `id` is the pair's id in the annotation file."""
+
+    id: int
+    prompt: str
+    path: Path
+    size: tuple[int, int]  # (height, width)
+
+
+def read_pairs(dataset_root: Path, subset: str) -> list[Pair]:
+    """Every pair of a subset's file a, exhaustive or not, pairs of one picture in a row.
+
+    Raises:
+        UsageError: the file is missing or not SA-Co's, a pair is listed twice, or a phrase is empty.
+    """
+    path = annotation_path(dataset_root / "gt-annotations", subset, "a")
+    root = dataset_root / SUBSETS[subset][1]
+    if not root.is_dir():
+        raise UsageError(f"{root}: no such folder; {subset} needs its pictures there")
+    by_picture: dict[str, list[Pair]] = {}
+    seen = set()
+    try:
+        for image in read_json(path)["images"]:
+            name, size = image["file_name"], (int(image["height"]), int(image["width"]))
+            pair = Pair(image["id"], image["text_input"], root / name, size)
+            if pair.id in seen:
+                raise UsageError(f"{path}: pair {pair.id} is listed twice; keep one entry")
+            if not pair.prompt.strip():
+                raise UsageError(f"{path}: pair {pair.id} has an empty phrase")
+            seen.add(pair.id)
+            by_picture.setdefault(name, []).append(pair)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UsageError(f"{path}: not SA-Co's annotation format ({type(error).__name__}: {error})") from None
+    if not seen:
+        raise UsageError(f"{path}: holds no pair")
+    return [pair for pairs in by_picture.values() for pair in pairs]
+
+
 @dataclass
 class Annotations:
     """One annotator's file: pairs in file order; objects of a pair without crowd masks."""
