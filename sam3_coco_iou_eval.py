@@ -64,39 +64,6 @@ def parse_args(argv=None):
     return parser.parse_args(argv)
 
 
-def judge(sample, scores, mask_logits, settings) -> dict:
-    """One sample's record from its (Q,) scores and (Q, M, M) mask logits."""
-    import numpy as np
-
-    from sam3_utils.datasets import union_rle
-    from sam3_utils.metrics import mask_iou
-    from sam3_utils.postprocess import encode_rle, union_mask
-
-    kept = np.flatnonzero(scores > settings["score_threshold"])
-    if settings["max_detections"]:
-        kept = kept[np.argsort(-scores[kept], kind="stable")[: settings["max_detections"]]]
-    predicted = encode_rle(union_mask(mask_logits[kept], sample.size, settings["mask_threshold"]))
-    record = {
-        "image_id": sample.image_id,
-        "category_id": sample.category_id,
-        "prompt": sample.prompt,
-        "instances": len(kept),
-        "score": round(float(scores.max()), 6),
-        "pred_area": area(predicted),
-    }
-    if sample.segmentations:
-        truth = union_rle(sample)
-        record |= {"iou": mask_iou(truth, predicted), "gt_area": area(truth), "mask": predicted}
-    return record
-
-
-def area(rle: dict) -> int:
-    """Pixels of a COCO RLE."""
-    from pycocotools import mask as coco_mask
-
-    return int(coco_mask.area(rle))
-
-
 def evaluate(model, processor, samples, settings, folder) -> list[str]:
     """Evaluate what the folder does not hold yet, batch by batch; returns the phrases that had to be cut.
 
@@ -105,6 +72,7 @@ def evaluate(model, processor, samples, settings, folder) -> list[str]:
     """
     from tqdm import tqdm
 
+    from sam3_utils.coco_iou import judge
     from sam3_utils.pipeline import RecordFile, run_batches
     from sam3_utils.postprocess import instance_scores
     from sam3_utils.prompts import encode_phrases
@@ -140,65 +108,6 @@ def evaluate(model, processor, samples, settings, folder) -> list[str]:
     return cut
 
 
-def summarise(folder, samples, settings) -> dict:
-    """The figures of a run from its record files, in the samples' order; the sums do not depend on restarts."""
-    from sam3_utils.pipeline import RecordFile
-
-    records = {(r["image_id"], r["category_id"]): r for r in RecordFile(folder / "samples.jsonl").read()}
-    absent = RecordFile(folder / "absent.jsonl").read()
-    ordered = [records[sample.key] for sample in samples if sample.segmentations and sample.key in records]
-    # Annotations so thin that no pixel is inside: nothing to agree with.
-    drawn = [record for record in ordered if record["gt_area"]]
-    without_area, ordered = len(ordered) - len(drawn), drawn
-    by_category: dict[str, list[float]] = {}
-    for record in ordered:
-        by_category.setdefault(record["prompt"], []).append(record["iou"])
-    summary = {
-        "metric": "Mean IoU",
-        "value": sum(r["iou"] for r in ordered) / len(ordered) if ordered else None,
-        "samples": len(ordered),
-        "samples_without_area": without_area,
-        "failed": len(RecordFile(folder / "failed.jsonl").read()),
-        "per_category": {
-            name: {"samples": len(values), "iou": sum(values) / len(values)} for name, values in by_category.items()
-        },
-    }
-    if absent:
-        summary["presence"] = {
-            "present_found": sum(r["instances"] > 0 for r in ordered),
-            "present": len(ordered),
-            "absent_empty": sum(r["instances"] == 0 for r in absent),
-            "absent": len(absent),
-        }
-    return summary
-
-
-def draw_overlays(folder, samples, count) -> None:
-    """Draw the worst and the best samples side by side with their annotation."""
-    from pycocotools import mask as coco_mask
-
-    from sam3_utils.datasets import union_rle
-    from sam3_utils.images import PictureError, load_rgb
-    from sam3_utils.pipeline import RecordFile
-    from sam3_utils.report import overlay
-
-    by_key = {sample.key: sample for sample in samples}
-    ranked = sorted(RecordFile(folder / "samples.jsonl").read(), key=lambda r: (r["iou"], r["image_id"], r["prompt"]))
-    (folder / "overlays").mkdir(exist_ok=True)
-    picks = [("worst", r) for r in ranked[:count]] + [("best", r) for r in ranked[::-1][:count]]
-    for position, (kind, record) in enumerate(picks):
-        sample = by_key[record["image_id"], record["category_id"]]
-        try:
-            image = load_rgb(sample.path, sample.size)
-        except PictureError as error:  # gone since it was evaluated; the figures stand
-            logger.warning("no overlay: %s", error)
-            continue
-        truth, predicted = (coco_mask.decode(rle).astype(bool) for rle in (union_rle(sample), record["mask"]))
-        panels = overlay(image, truth, predicted, f"{sample.prompt}: IoU {record['iou']:.3f}")
-        name = f"{kind}_{position % count + 1:02d}_{sample.image_id}_{sample.category_id}.png"
-        panels.save(folder / "overlays" / name)
-
-
 def print_summary(summary, counts, folder) -> None:
     """The result on stdout."""
     from sam3_utils.report import columns
@@ -224,6 +133,7 @@ def main(argv=None) -> int:
     from sam3_utils import files
     from sam3_utils.backends import check_processor_fits, describe_model, open_model
     from sam3_utils.checkpoint import load_processor, processor_files
+    from sam3_utils.coco_iou import draw_overlays, summarise
     from sam3_utils.datasets import read_coco
     from sam3_utils.pipeline import batch_size_for, open_run_folder
     from sam3_utils.report import versions
@@ -258,7 +168,7 @@ def main(argv=None) -> int:
     started = time.perf_counter()
     cut = evaluate(model, processor, todo, settings, args.output_dir)
     model.close()
-    summary = identity | summarise(args.output_dir, todo, settings)
+    summary = identity | summarise(args.output_dir, todo)
     summary |= {
         "samples_by_crowd_rule": dataset.counts,
         "annotation_problems": dataset.problems,
