@@ -77,7 +77,9 @@ def summarise(folder: Path, samples: list[Sample]) -> dict:
 def draw_overlays(folder: Path, samples: list[Sample], count: int) -> None:
     """Draw the worst and the best samples side by side with their annotation."""
     by_key = {sample.key: sample for sample in samples}
-    ranked = sorted(RecordFile(folder / "samples.jsonl").read(), key=lambda r: (r["iou"], str(r["image_id"]), r["prompt"]))
+    ranked = sorted(
+        RecordFile(folder / "samples.jsonl").read(), key=lambda r: (r["iou"], str(r["image_id"]), r["prompt"])
+    )
     (folder / "overlays").mkdir(exist_ok=True)
     picks = [("worst", r) for r in ranked[:count]] + [("best", r) for r in ranked[::-1][:count]]
     for position, (kind, record) in enumerate(picks):
