@@ -156,7 +156,7 @@ def main(argv=None) -> int:
     settings = {name: getattr(args, name) for name in names} | {"batch_size": batch_size_for(model, args.batch_size)}
     annotation_file = args.coco_root / "annotations" / "instances_val2017.json"
     identity = {
-        "model": describe_model(model, model_path),
+        "model": describe_model(model_path, model.runtime, model.precision),
         "processor": {path.name: files.sha256(path) for path in processor_files(args.processor_path)},
         "annotations": files.sha256(annotation_file),
         "device": model.device,

@@ -53,7 +53,7 @@ def parse_args(argv=None):
 
 def work(device: str, settings: dict, receive, report) -> None:
     """A worker: load the model, then run units; a pair's line is on disk before its batch is reported."""
-    from sam3_utils.backends import check_processor_fits, describe_model, open_model
+    from sam3_utils.backends import check_processor_fits, open_model
     from sam3_utils.checkpoint import load_processor
     from sam3_utils.pipeline import RecordFile, batch_size_for, hold_shared, run_batches
     from sam3_utils.postprocess import instance_scores
@@ -62,7 +62,7 @@ def work(device: str, settings: dict, receive, report) -> None:
     processor = load_processor(settings["processor_path"])
     model = open_model(settings["model_path"], device, settings["dtype"])
     check_processor_fits(processor, model, settings["processor_path"], settings["model_path"])
-    report("ready", (batch_size_for(model, settings["batch_size"]), describe_model(model, settings["model_path"])))
+    report("ready", (batch_size_for(model, settings["batch_size"]), model.runtime, model.precision))
     record_files, tokens = {}, {}
     taken: deque = deque()  # (unit, is its last batch) for every batch on its way
 
@@ -98,7 +98,7 @@ def work(device: str, settings: dict, receive, report) -> None:
     model.close()
 
 
-def open_subsets(args, subsets: list[str], batch_size: int, model_facts: dict) -> dict[str, tuple]:
+def open_subsets(args, subsets: list[str], batch_size: int, model: dict) -> dict[str, tuple]:
     """Open each subset's result folder: subset -> (its pairs, its identity); finished ones are left out."""
     from sam3_utils import files, saco
     from sam3_utils.checkpoint import processor_files
@@ -111,7 +111,7 @@ def open_subsets(args, subsets: list[str], batch_size: int, model_facts: dict) -
         pairs = saco.read_pairs(args.dataset_root, subset)
         annotations = saco.annotation_path(args.dataset_root / "gt-annotations", subset, "a")
         identity = {
-            "model": model_facts,
+            "model": model,
             "processor": {path.name: files.sha256(path) for path in processor_files(args.processor_path)},
             "annotations": files.sha256(annotations),
             "settings": {"batch_size": batch_size, "dtype": args.dtype, "score_threshold": args.score_threshold},
@@ -144,6 +144,7 @@ def main(argv=None) -> int:
     devices = (default if args.device is None else args.device).replace(" ", "").split(",")
     from tqdm import tqdm
 
+    from sam3_utils.backends import describe_model
     from sam3_utils.checkpoint import load_processor
     from sam3_utils.prompts import encode_phrases
     from sam3_utils.saco_predict import make_units, merge, rest_of
@@ -157,7 +158,8 @@ def main(argv=None) -> int:
 
     def plan(facts) -> list:
         """The units of what is not on disk yet."""
-        todo.update(open_subsets(args, subsets, *facts))
+        batch_size, runtime, precision = facts
+        todo.update(open_subsets(args, subsets, batch_size, describe_model(model_path, runtime, precision)))
         units = []
         for subset, (pairs, _) in todo.items():
             phrases = list(dict.fromkeys(pair.prompt for pair in pairs))
@@ -165,7 +167,7 @@ def main(argv=None) -> int:
             if cut:
                 logger.warning("%s: %d phrases of over 32 tokens are cut", subset, len(cut))
             tokens = dict(zip(phrases, zip(input_ids, attention_mask)))
-            units += [rest_of(unit, args.output_dir) for unit in make_units(subset, pairs, facts[0], tokens)]
+            units += [rest_of(unit, args.output_dir) for unit in make_units(subset, pairs, batch_size, tokens)]
         units = [unit for unit in units if unit is not None]
         total = sum(len(pairs) for pairs, _ in todo.values())
         left = sum(len(batch) for unit in units for batch in unit.batches) - sum(len(unit.finished) for unit in units)

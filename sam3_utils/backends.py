@@ -263,12 +263,12 @@ def model_files(path: Path) -> list[Path]:
     return [path]
 
 
-def describe_model(model, path: Path) -> dict:
+def describe_model(path: Path, runtime: str, precision: str) -> dict:
     """What a result says of the model it came from: name, runtime, precision and hashes."""
     return {
         "name": path.resolve().name,
-        "runtime": model.runtime,
-        "precision": model.precision,
+        "runtime": runtime,
+        "precision": precision,
         "sha256": {file.name: files.sha256(file) for file in model_files(path)},
     }
 
