@@ -30,6 +30,10 @@ NUM_QUERIES = 16
 # Mask logits of up to 40 are trained and saved smaller: saturated probabilities, once resized, put every edge midway
 # between two cells, and the float32 rounding of large logits comes near 1e-4.
 MASK_LOGIT_SCALE = 0.3
+# Half of the phrases in training are absent, which makes the model shy. On 400 scenes of another seed (800 present and
+# 800 absent phrases) this much more presence finds 96.4 % of present phrases instead of 95.1 %, and leaves 99.5 % of
+# absent ones empty instead of 99.6 %.
+PRESENCE_BIAS = 2.5
 BOS, EOS = "<|startoftext|>", "<|endoftext|>"
 
 
@@ -178,8 +182,8 @@ def build_model(tokenizer: CLIPTokenizer, seed: int) -> Sam3Model:
 def save_checkpoint(model: Sam3Model, processor: Sam3Processor, folder: Path, seed: int) -> None:
     """Write `folder` as facebook/sam3 lays it out, weights in float16; the tracker part has its seeded start values.
 
-    Mask logits are scaled by `MASK_LOGIT_SCALE`. Written aside and renamed file by file, so that an interrupted save
-    leaves no half file under a final name.
+    Mask logits are scaled by `MASK_LOGIT_SCALE`, presence raised by `PRESENCE_BIAS`. Written aside and renamed file by
+    file, so that an interrupted save leaves no half file under a final name.
     """
     tokenizer = processor.tokenizer
     torch.manual_seed(seed)
@@ -188,6 +192,7 @@ def save_checkpoint(model: Sam3Model, processor: Sam3Processor, folder: Path, se
     with torch.no_grad():
         for parameter in video.detector_model.mask_decoder.mask_embedder.layers[-1].parameters():
             parameter.mul_(MASK_LOGIT_SCALE)
+        video.detector_model.detr_decoder.presence_head.layer3.bias.add_(PRESENCE_BIAS)
     aside = folder / ".saving"
     video.to(torch.float16).save_pretrained(aside)
     processor.save_pretrained(aside)
