@@ -108,7 +108,7 @@ class RecordFile:
 
     def __init__(self, path: Path):
         self.path = path
-        self._may_be_cut = path.exists()
+        self._mended = False
 
     def read(self) -> list[dict]:
         """All records so far.
@@ -128,10 +128,9 @@ class RecordFile:
     def append(self, records: list[dict]) -> None:
         """Write records and wait until they are on the disk."""
         if records:
-            if self._may_be_cut:
-                whole = self.path.read_bytes()
-                os.truncate(self.path, whole.rfind(b"\n") + 1)
-                self._may_be_cut = False
+            if not self._mended and self.path.exists():
+                os.truncate(self.path, self.path.read_bytes().rfind(b"\n") + 1)
+            self._mended = True
             with open(self.path, "a", encoding="utf-8") as stream:
                 stream.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
                 stream.flush()
