@@ -6,7 +6,6 @@ cgF1 follows the official evaluator (facebookresearch/sam3, sam3/eval/cgf1_eval.
 and its order of comparisons included.
 """
 
-import gc
 import multiprocessing
 
 import numpy as np
@@ -104,30 +103,27 @@ def score_pairs_in_processes(
     score_thresholds: np.ndarray,
     workers: int,
 ) -> np.ndarray:
-    """`score_pairs` with the pairs cut into interleaved chunks, one a process; the result is the same.
+    """`score_pairs` with the pairs cut into runs, one a process; the result is the same.
 
     Processes are forked where the system can: they see the parsed files without a copy, and nothing here holds a
-    thread or a device.
+    thread or a device. A run's masks lie together in memory, so that a process touches (and so copies) its own only.
     """
     if workers == 1 or len(pairs) < 2000 or "fork" not in multiprocessing.get_all_start_methods():
         return score_pairs(pairs, annotators, predictions, iou_type, score_thresholds)
-    gc.freeze()  # a collection in a child would touch, and so copy, every object
     _chunk_arguments.update(pairs=pairs, rest=(annotators, predictions, iou_type, score_thresholds), workers=workers)
     with multiprocessing.get_context("fork").Pool(workers) as pool:
         chunks = pool.map(_score_chunk, range(workers))
     _chunk_arguments.clear()
-    rows = np.empty((len(score_thresholds), len(pairs), chunks[0].shape[-1]), dtype=chunks[0].dtype)
-    for first, chunk in enumerate(chunks):
-        rows[:, first::workers] = chunk
-    return rows
+    return np.concatenate(chunks, axis=1)
 
 
 _chunk_arguments: dict = {}  # what forked workers inherit instead of receiving it through a pipe
 
 
-def _score_chunk(first: int) -> np.ndarray:
-    pairs = _chunk_arguments["pairs"][first :: _chunk_arguments["workers"]]
-    return score_pairs(pairs, *_chunk_arguments["rest"])
+def _score_chunk(number: int) -> np.ndarray:
+    pairs, workers = _chunk_arguments["pairs"], _chunk_arguments["workers"]
+    start, end = (len(pairs) * edge // workers for edge in (number, number + 1))
+    return score_pairs(pairs[start:end], *_chunk_arguments["rest"])
 
 
 def f1_vectors(rows: np.ndarray) -> np.ndarray:

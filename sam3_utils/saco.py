@@ -6,7 +6,6 @@ A pair is one entry of `images`: a picture and a noun phrase. Strict reading ref
 silently wrong or stops at; lenient reading does what that tool does, and what was meant where it stops.
 """
 
-import gc
 import json
 from collections import Counter
 from dataclasses import dataclass, field
@@ -60,8 +59,6 @@ def read_json(path: Path):
     Raises:
         UsageError: it is missing, empty or not JSON.
     """
-    collecting = gc.isenabled()
-    gc.disable()  # a quarter of a million new dicts and no cycle among them: collecting takes two thirds of the time
     try:
         return json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -70,9 +67,6 @@ def read_json(path: Path):
         raise UsageError(
             f"{path}: not valid JSON ({error}); {path.stat().st_size} bytes; fetch or make it again"
         ) from None
-    finally:
-        if collecting:
-            gc.enable()
 
 
 @dataclass(frozen=True)
