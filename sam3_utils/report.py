@@ -45,12 +45,12 @@ def columns(cells: list[str], width: int = 100) -> str:
 
 
 def overlay(picture: Image.Image, truth: np.ndarray, predicted: np.ndarray, caption: str) -> Image.Image:
-    """The picture three times: annotated mask in green, predicted in blue, and where they differ in red.
+    """The picture in grey three times: annotated mask in green, predicted in blue, and where they differ in red.
 
     Args:
         truth, predicted: (height, width) bool masks.
     """
-    rgb = np.asarray(picture, dtype=np.float32)
+    rgb = np.asarray(picture.convert("L").convert("RGB"), dtype=np.float32)
 
     def tinted(mask, colour):
         shade = rgb * 0.55
@@ -114,5 +114,6 @@ def _axes(x_label: str, y_label: str):
 
 
 def _save(axes, path: Path) -> None:
-    axes.legend()
+    axes.margins(y=0.12)  # room for the legend above the curves and bars
+    axes.legend(loc="upper right", ncols=3)
     axes.figure.savefig(path, dpi=110)
