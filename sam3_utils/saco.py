@@ -119,11 +119,14 @@ class Annotations:
 
 
 def _fault_handler(path: Path, lenient: bool, notes: Counter):
-    """`fault(what, where, remedy)`: refuses with file, pair and remedy, or counts what lenient reading passes over."""
+    """`fault(what, where, remedy)`: refuses with file, pair and remedy, or counts what lenient reading passes over.
 
-    def fault(what: str, where: str, remedy: str) -> None:
+    `where` is a tuple of words, put together only when they are needed.
+    """
+
+    def fault(what: str, where: tuple, remedy: str) -> None:
         if not lenient:
-            raise UsageError(f"{path}: {where}: {what}; {remedy}, or evaluate with --lenient")
+            raise UsageError(f"{path}: {' '.join(map(str, where))}: {what}; {remedy}, or evaluate with --lenient")
         notes[f"{path.name}: {what}"] += 1
 
     return fault
@@ -157,20 +160,20 @@ def read_annotations(path: Path, iou_type: str, lenient: bool, notes: Counter) -
         for image in images:
             pair = image["id"]
             if pair in result.pairs:
-                fault("a pair listed twice", f"pair {pair}", "keep one entry")
+                fault("a pair listed twice", ("pair", pair), "keep one entry")
                 result.repeats.append(pair)
             result.pairs[pair] = image
             if "is_instance_exhaustive" not in image:
-                fault("no is_instance_exhaustive", f"pair {pair}", "add it (0 or 1)")
+                fault("no is_instance_exhaustive", ("pair", pair), "add it (0 or 1)")
         if not result.pairs:
             raise UsageError(f"{path}: holds no pair")
         latest = {annotation["id"]: annotation for annotation in annotations}
         if len(latest) < len(annotations):
             twice = next(key for key, n in Counter(a["id"] for a in annotations).items() if n > 1)
-            fault("annotation ids used twice", f"annotation {twice}", "number them anew")
+            fault("annotation ids used twice", ("annotation", twice), "number them anew")
         for annotation in latest.values():  # a later annotation replaces the earlier, as in the official tool
             pair = annotation["image_id"]
-            where = f"pair {pair}, annotation {annotation['id']}"
+            where = ("pair", pair, "annotation", annotation["id"])
             if pair not in result.pairs:
                 fault("annotation of an unknown pair", where, "add the pair or drop it")
                 continue
@@ -184,7 +187,7 @@ def read_annotations(path: Path, iou_type: str, lenient: bool, notes: Counter) -
             if iou_type == "bbox":
                 item = annotation.get("bbox")
                 if item is None:
-                    raise UsageError(f"{path}: {where}: no bbox, which --iou_type bbox needs")
+                    raise UsageError(f"{path}: {' '.join(map(str, where))}: no bbox, which --iou_type bbox needs")
             else:
                 image = result.pairs[pair]
                 size = [image["height"], image["width"]]
@@ -217,7 +220,7 @@ def read_predictions(
         for index, entry in enumerate(data):
             pair = entry["image_id"]
             image = first.pairs.get(pair)
-            where = f"entry {index}, pair {pair}"
+            where = ("entry", index, "pair", pair)
             if image is None:
                 fault("prediction for an unknown pair", where, "check image_id and the subset")
                 continue

@@ -134,12 +134,12 @@ FAULTS = {
     "annotation category": ([changed(WHOLE, "annotations", 0, category_id=2)], RIGHT, "category; use one of .1."),
     "annotation size": ([changed(WHOLE, "annotations", 0, segmentation=WRONG_SIZE)], RIGHT, r"mask of size \[30, 20\]"),
     "unknown image": ([changed(WHOLE, "annotations", 0, image_id=9)], RIGHT, "annotation of an unknown pair"),
-    "prediction category": ([WHOLE], [prediction(1, rle(0, 0, 1, 1), category_id=0)], "entry 0, pair 1: .*category"),
-    "prediction size": ([WHOLE], [prediction(1, WRONG_SIZE)], r"entry 0, pair 1: mask of size \[30, 20\]"),
-    "prediction pair": ([WHOLE], [prediction("1", rle(0, 0, 1, 1))], "entry 0, pair 1: prediction for an unknown pair"),
-    "no score": ([WHOLE], [prediction(1, rle(0, 0, 1, 1), score=...)], "entry 0, pair 1: prediction without a score"),
+    "prediction category": ([WHOLE], [prediction(1, rle(0, 0, 1, 1), category_id=0)], "entry 0 pair 1: .*category"),
+    "prediction size": ([WHOLE], [prediction(1, WRONG_SIZE)], r"entry 0 pair 1: mask of size \[30, 20\]"),
+    "prediction pair": ([WHOLE], [prediction("1", rle(0, 0, 1, 1))], "entry 0 pair 1: prediction for an unknown pair"),
+    "no score": ([WHOLE], [prediction(1, rle(0, 0, 1, 1), score=...)], "entry 0 pair 1: prediction without a score"),
     "score NaN": ([WHOLE], [prediction(1, rle(0, 0, 1, 1), score=float("nan"))], "prediction without a score"),
-    "no bbox": ([WHOLE] * 3, [prediction(1, rle(0, 0, 1, 1), bbox=...)], "entry 0, pair 1: prediction without bbox"),
+    "no bbox": ([WHOLE] * 3, [prediction(1, rle(0, 0, 1, 1), bbox=...)], "entry 0 pair 1: prediction without bbox"),
     "no mask": ([WHOLE], [prediction(1, ...)], "prediction without segmentation"),
 }  # fmt: skip
 
