@@ -9,15 +9,16 @@ Example:
 Reads:  <gt_base>/gold_<subset>_merged_{a,b,c}_release_test.json (a alone, or all three),
         <pred_dir>/gold_<subset>/dumps/gold_<subset>/coco_predictions_segm.json
 Writes: a table; with --report and --plot also files.
-Exit:   0 evaluated, 2 wrong usage or a file that would be judged wrongly.
+Exit:   0 evaluated, 1 a process was killed, 2 wrong usage or a file that would be judged wrongly.
 """
 
 import gc
 import os
 from collections import Counter
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
-from sam3_utils.cli import UsageError, make_parser, positive_int, run
+from sam3_utils.cli import CheckFailed, UsageError, make_parser, positive_int, run
 
 SUBSET_NAMES = (
     "metaclip_nps", "sa1b_nps", "crowded", "fg_food", "fg_sports_equipment", "attributes", "wiki_common",
@@ -139,7 +140,14 @@ def main(argv=None) -> int:
             raise UsageError(
                 f"{missing[0]}: missing ({len(missing)} files in all); --subset evaluates some of the seven"
             )
-    results = evaluate(subsets, args)
+    if args.report:
+        args.report.parent.mkdir(parents=True, exist_ok=True)
+    if args.plot:
+        args.plot.mkdir(parents=True, exist_ok=True)
+    try:
+        results = evaluate(subsets, args)
+    except BrokenProcessPool:
+        raise CheckFailed("a process was killed, probably for memory; try --workers 1") from None
     mean = mean_metrics(results)
     print_table(results, mean, args.iou_type)
     for subset, result in results.items():
@@ -150,7 +158,6 @@ def main(argv=None) -> int:
     if args.plot:
         from sam3_utils.report import plot_subsets, plot_sweep
 
-        args.plot.mkdir(parents=True, exist_ok=True)
         plot_sweep(args.plot / "threshold_sweep.png", {n: r["sweep"] for n, r in results.items()}, args.iou_type)
         published = {name: cgf1 for name, (_, _, cgf1) in saco.SUBSETS.items()}
         metrics = {name: result["metrics"] for name, result in results.items()}

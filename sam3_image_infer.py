@@ -14,6 +14,7 @@ Writes: <output_dir>/gold_<subset>/dumps/gold_<subset>/coco_predictions_segm.jso
 Exit:   0 all pairs done, 1 some failed (listed) or every device died, 2 wrong usage.
 """
 
+import json
 import logging
 import os
 import time
@@ -98,7 +99,7 @@ def work(device: str, settings: dict, receive, report) -> None:
     model.close()
 
 
-def open_subsets(args, subsets: list[str], batch_size: int, model: dict) -> dict[str, tuple]:
+def open_subsets(args, pairs_of: dict[str, list], batch_size: int, model: dict) -> dict[str, tuple]:
     """Open each subset's result folder: subset -> (its pairs, its identity); finished ones are left out."""
     from sam3_utils import files, saco
     from sam3_utils.checkpoint import processor_files
@@ -107,8 +108,7 @@ def open_subsets(args, subsets: list[str], batch_size: int, model: dict) -> dict
     from sam3_utils.saco_predict import work_folder
 
     todo = {}
-    for subset in subsets:
-        pairs = saco.read_pairs(args.dataset_root, subset)
+    for subset, pairs in pairs_of.items():
         annotations = saco.annotation_path(args.dataset_root / "gt-annotations", subset, "a")
         identity = {
             "model": model,
@@ -118,11 +118,17 @@ def open_subsets(args, subsets: list[str], batch_size: int, model: dict) -> dict
             "versions": versions(),
         }
         folder = args.output_dir / f"gold_{subset}"
+        lines = work_folder(args.output_dir, subset)
+        if lines.exists():
+            wait_for_workers(lines)
         if open_run_folder(folder, identity, OUTPUT_NAMES, args.overwrite):
+            path = saco.prediction_path(args.output_dir, subset)
+            summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+            if not path.is_file() or files.sha256(path) != summary["sha256"]:
+                raise UsageError(f"{path}: missing or changed since it was written; make it anew with --overwrite")
             print(f"{subset}: already complete")
             continue
-        work_folder(args.output_dir, subset).mkdir(exist_ok=True)
-        wait_for_workers(work_folder(args.output_dir, subset))
+        lines.mkdir(exist_ok=True)
         todo[subset] = pairs, identity
     return todo
 
@@ -142,12 +148,15 @@ def main(argv=None) -> int:
             raise UsageError(f"{path}: missing; --subset runs some of the seven")
     default = "0" if model_path.suffix == ".om" else "cpu"
     devices = (default if args.device is None else args.device).replace(" ", "").split(",")
+    if "" in devices:
+        raise UsageError(f"--device {args.device!r}: a name is empty; separate devices by single commas")
+    pairs_of = {subset: saco.read_pairs(args.dataset_root, subset) for subset in subsets}
     from tqdm import tqdm
 
     from sam3_utils.backends import describe_model
     from sam3_utils.checkpoint import load_processor
     from sam3_utils.prompts import encode_phrases
-    from sam3_utils.saco_predict import make_units, merge, rest_of
+    from sam3_utils.saco_predict import finished_pairs, make_units, merge, rest_of, work_folder
     from sam3_utils.workers import run_units
 
     started = time.perf_counter()
@@ -159,7 +168,7 @@ def main(argv=None) -> int:
     def plan(facts) -> list:
         """The units of what is not on disk yet."""
         batch_size, runtime, precision = facts
-        todo.update(open_subsets(args, subsets, batch_size, describe_model(model_path, runtime, precision)))
+        todo.update(open_subsets(args, pairs_of, batch_size, describe_model(model_path, runtime, precision)))
         units = []
         for subset, (pairs, _) in todo.items():
             phrases = list(dict.fromkeys(pair.prompt for pair in pairs))
@@ -167,13 +176,17 @@ def main(argv=None) -> int:
             if cut:
                 logger.warning("%s: %d phrases of over 32 tokens are cut", subset, len(cut))
             tokens = dict(zip(phrases, zip(input_ids, attention_mask)))
-            units += [rest_of(unit, args.output_dir) for unit in make_units(subset, pairs, batch_size, tokens)]
+            done = finished_pairs(work_folder(args.output_dir, subset))
+            units += [rest_of(unit, done) for unit in make_units(subset, pairs, batch_size, tokens)]
         units = [unit for unit in units if unit is not None]
         total = sum(len(pairs) for pairs, _ in todo.values())
         left = sum(len(batch) for unit in units for batch in unit.batches) - sum(len(unit.finished) for unit in units)
         progress.reset(total)
         progress.update(total - left)
         return units
+
+    def rest_on_disk(unit):
+        return rest_of(unit, finished_pairs(work_folder(args.output_dir, unit.subset)))
 
     def on_progress(value) -> None:
         count, errors = value
@@ -185,7 +198,7 @@ def main(argv=None) -> int:
 
     settings = {name: getattr(args, name) for name in ("processor_path", "dtype", "batch_size", "score_threshold")}
     settings |= {"model_path": model_path, "output_dir": args.output_dir}
-    run_units(plan, devices, work, settings, on_progress, lambda unit: rest_of(unit, args.output_dir))
+    run_units(plan, devices, work, settings, on_progress, rest_on_disk)
     progress.close()
     code = 0
     for subset, (pairs, identity) in todo.items():

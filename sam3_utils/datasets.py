@@ -148,12 +148,12 @@ def _usable_segmentation(segmentation, size: tuple[int, int], problems: Counter)
     do coordinates that are not numbers or lie far outside.
     """
     if isinstance(segmentation, dict):
-        if segmentation.get("size") == list(size) and _runs_fill(segmentation.get("counts"), size[0] * size[1]):
+        if segmentation.get("size") == list(size) and runs_fill(segmentation.get("counts"), size[0] * size[1]):
             return segmentation
         problems["RLE masks that do not fill their picture"] += 1
         return None
     polygons = segmentation if isinstance(segmentation, list) else []
-    good = [polygon for polygon in polygons if _usable_polygon(polygon, size)]
+    good = [polygon for polygon in polygons if usable_polygon(polygon, size)]
     problems["polygons of fewer than three points, odd length, or values that are no coordinates"] += len(
         polygons
     ) - len(good)
@@ -163,7 +163,8 @@ def _usable_segmentation(segmentation, size: tuple[int, int], problems: Counter)
     return good
 
 
-def _usable_polygon(polygon, size: tuple[int, int]) -> bool:
+def usable_polygon(polygon, size: tuple[int, int]) -> bool:
+    """Whether a polygon has three or more points of finite coordinates not far outside the (height, width) picture."""
     limit = 10 * max(size)
     return (
         isinstance(polygon, list)
@@ -173,7 +174,7 @@ def _usable_polygon(polygon, size: tuple[int, int]) -> bool:
     )
 
 
-def _runs_fill(counts, pixels: int) -> bool:
+def runs_fill(counts, pixels: int) -> bool:
     """Whether an RLE's runs are non-negative and add up to the picture; a string is decoded as pycocotools does it."""
     if isinstance(counts, str):
         runs, value, shift = [], 0, 0

@@ -7,6 +7,7 @@ and its order of comparisons included.
 """
 
 import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
@@ -42,7 +43,7 @@ def pair_ious(predictions: list, objects: list, iou_type: str) -> np.ndarray:
     from pycocotools import mask as coco_mask
 
     if iou_type == "bbox":
-        predictions, objects = (np.asarray(boxes, dtype=np.float64).reshape(-1, 4) for boxes in (predictions, objects))
+        predictions, objects = (np.asarray(boxes, dtype=np.float64) for boxes in (predictions, objects))
     return coco_mask.iou(predictions, objects, [0] * len(objects))
 
 
@@ -111,8 +112,9 @@ def score_pairs_in_processes(
     if workers == 1 or len(pairs) < 2000 or "fork" not in multiprocessing.get_all_start_methods():
         return score_pairs(pairs, annotators, predictions, iou_type, score_thresholds)
     _chunk_arguments.update(pairs=pairs, rest=(annotators, predictions, iou_type, score_thresholds), workers=workers)
-    with multiprocessing.get_context("fork").Pool(workers) as pool:
-        chunks = pool.map(_score_chunk, range(workers))
+    # Not multiprocessing.Pool, which waits forever for a process that was killed.
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("fork")) as pool:
+        chunks = list(pool.map(_score_chunk, range(workers)))
     _chunk_arguments.clear()
     return np.concatenate(chunks, axis=1)
 

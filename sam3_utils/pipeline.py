@@ -3,6 +3,7 @@
 """Batches that stay the same over restarts, work done ahead in threads, and result folders that survive a kill."""
 
 import json
+import logging
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -14,6 +15,8 @@ import numpy as np
 from sam3_utils import files
 from sam3_utils.cli import UsageError
 from sam3_utils.images import PictureError, load_rgb, prepare
+
+logger = logging.getLogger(__name__)
 
 
 def run_batches(
@@ -200,7 +203,11 @@ def wait_for_workers(folder: Path) -> None:
     import fcntl
 
     handle = os.open(folder, os.O_RDONLY)
-    fcntl.flock(handle, fcntl.LOCK_EX)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        logger.warning("%s: waiting for workers of a run that was killed", folder)
+        fcntl.flock(handle, fcntl.LOCK_EX)
     os.close(handle)
 
 

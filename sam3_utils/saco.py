@@ -7,11 +7,13 @@ silently wrong or stops at; lenient reading does what that tool does, and what w
 """
 
 import json
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from sam3_utils.cli import UsageError
+from sam3_utils.datasets import runs_fill, usable_polygon
 
 # Subset: (stem of its annotation files, folder of its pictures, cgF1 published by Meta for SAM3, in percent).
 SUBSETS = {
@@ -95,6 +97,9 @@ def read_pairs(dataset_root: Path, subset: str) -> list[Pair]:
         for image in read_json(path)["images"]:
             name, size = image["file_name"], (int(image["height"]), int(image["width"]))
             pair = Pair(image["id"], image["text_input"], root / name, size)
+            (name + pair.prompt).encode("utf-8")  # a lone surrogate can be neither tokenised nor written
+            if not isinstance(pair.id, int):
+                raise TypeError(f"pair id {pair.id!r} is not a whole number")
             if pair.id in seen:
                 raise UsageError(f"{path}: pair {pair.id} is listed twice; keep one entry")
             if not pair.prompt.strip():
@@ -132,14 +137,36 @@ def _fault_handler(path: Path, lenient: bool, notes: Counter):
     return fault
 
 
-def _as_rle(segmentation, size: list[int]) -> dict:
-    """A compressed RLE of a mask in any of COCO's three forms; polygons are drawn at `size` = [height, width]."""
-    if isinstance(segmentation, dict) and isinstance(segmentation["counts"], (str, bytes)):
-        return segmentation
+RLE_TEXT = re.compile(r"[0-o]{8,}")  # the characters of a compressed RLE; shorter ones are decoded to be checked
+
+
+def _as_rle(segmentation, size: list[int]) -> dict | None:
+    """A compressed RLE of a mask in any of COCO's three forms, or None when it is none of them.
+
+    Polygons are drawn at `size` = [height, width]. Long RLE texts are looked at only as far as their characters go:
+    decoding half a million of them in Python would take longer than the evaluation.
+    """
     from pycocotools import mask as coco_mask
 
-    drawn = coco_mask.frPyObjects(segmentation, *(segmentation["size"] if isinstance(segmentation, dict) else size))
-    return coco_mask.merge(drawn) if isinstance(drawn, list) else drawn
+    if isinstance(segmentation, dict):
+        counts, own = segmentation.get("counts"), segmentation.get("size")
+        if not (isinstance(own, list) and len(own) == 2 and all(isinstance(side, int) and side > 0 for side in own)):
+            return None
+        if isinstance(counts, str):
+            good = RLE_TEXT.fullmatch(counts) or runs_fill(counts, own[0] * own[1])
+            return segmentation if good else None
+        return coco_mask.frPyObjects(segmentation, *own) if runs_fill(counts, own[0] * own[1]) else None
+    if not isinstance(segmentation, list) or not segmentation:
+        return None
+    if not all(usable_polygon(polygon, tuple(size)) for polygon in segmentation):
+        return None
+    return coco_mask.merge(coco_mask.frPyObjects(segmentation, *size))
+
+
+def _as_box(box) -> list | None:
+    """Four finite numbers, or None."""
+    numbers = isinstance(box, list) and len(box) == 4 and all(isinstance(value, (int, float)) for value in box)
+    return box if numbers and all(abs(value) < float("inf") for value in box) else None
 
 
 def read_annotations(path: Path, iou_type: str, lenient: bool, notes: Counter) -> Annotations:
@@ -165,6 +192,8 @@ def read_annotations(path: Path, iou_type: str, lenient: bool, notes: Counter) -
             result.pairs[pair] = image
             if "is_instance_exhaustive" not in image:
                 fault("no is_instance_exhaustive", ("pair", pair), "add it (0 or 1)")
+            elif image["is_instance_exhaustive"] not in (0, 1):
+                fault("is_instance_exhaustive is neither 0 nor 1", ("pair", pair), "mend it (text counts as true)")
         if not result.pairs:
             raise UsageError(f"{path}: holds no pair")
         latest = {annotation["id"]: annotation for annotation in annotations}
@@ -182,16 +211,22 @@ def read_annotations(path: Path, iou_type: str, lenient: bool, notes: Counter) -
                 continue
             if "iscrowd" not in annotation:
                 fault("no iscrowd", where, "add it (0 or 1)")
+            elif annotation["iscrowd"] not in (0, 1):
+                fault("iscrowd is neither 0 nor 1", where, "mend it (text counts as true)")
             if annotation.get("iscrowd"):
                 continue
             if iou_type == "bbox":
-                item = annotation.get("bbox")
+                item = _as_box(annotation.get("bbox"))
                 if item is None:
-                    raise UsageError(f"{path}: {' '.join(map(str, where))}: no bbox, which --iou_type bbox needs")
+                    fault("bbox is not four numbers", where, "write it as normalised xywh")
+                    continue
             else:
                 image = result.pairs[pair]
                 size = [image["height"], image["width"]]
                 item = _as_rle(annotation["segmentation"], size)
+                if item is None:
+                    fault("segmentation is no RLE and no polygon", where, "mend or drop it")
+                    continue
                 if item["size"] != size:
                     fault(f"mask of size {item['size']}", where, f"the picture's is {size}")
             result.objects.setdefault(pair, []).append(item)
@@ -216,6 +251,7 @@ def read_predictions(
     if not isinstance(data, list):
         raise UsageError(f"{path}: not a list of COCO results")
     result: dict[int, tuple[list[float], list]] = {}
+    seen: set = set()
     try:
         for index, entry in enumerate(data):
             pair = entry["image_id"]
@@ -231,24 +267,34 @@ def read_predictions(
             if not isinstance(score, (int, float)) or score != score:
                 fault("prediction without a score", where, "write its score")
                 continue
+            if isinstance(score, bool) or not 0 <= score <= 1:
+                fault(f"score {score} is not between 0 and 1", where, "write a probability")
             segmentation, box = entry.get("segmentation"), entry.get("bbox")
             if box is None and (annotators > 1 or not isinstance(segmentation, dict) or iou_type == "bbox"):
                 fault("prediction without bbox", where, "write it as normalised xywh")
             if iou_type == "bbox":
-                if not box:
+                item = _as_box(box)
+                if item is None:
+                    fault("bbox is not four numbers", where, "write it as normalised xywh")
                     continue
-                item = box
             else:
                 size = [image["height"], image["width"]]
                 if not segmentation:
                     fault("prediction without segmentation", where, "write its mask")
-                    if not box:
+                    if _as_box(box) is None:
                         continue
                     x, y, width, height = box
                     segmentation = [[x, y, x, y + height, x + width, y + height, x + width, y]]
                 item = _as_rle(segmentation, size)
+                if item is None:
+                    fault("segmentation is no RLE and no polygon", where, "mend or drop it")
+                    continue
                 if item["size"] != size:
                     fault(f"mask of size {item['size']}", where, f"the picture's is {size}")
+            same = pair, score, tuple(item) if iou_type == "bbox" else item["counts"]
+            if same in seen:
+                fault("prediction given twice", where, "drop one")
+            seen.add(same)
             scores, items = result.setdefault(pair, ([], []))
             scores.append(score)
             items.append(item)

@@ -4,6 +4,7 @@
 
 import json
 import shutil
+from collections.abc import Container
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -98,9 +99,8 @@ def finished_pairs(folder: Path) -> dict[int, list]:
     return done
 
 
-def rest_of(unit: Unit, output_dir: Path) -> Unit | None:
-    """What of a unit is not on disk yet: whole batches, so that they are computed as they would have been."""
-    done = finished_pairs(work_folder(output_dir, unit.subset))
+def rest_of(unit: Unit, done: Container[int]) -> Unit | None:
+    """What of a unit is not among the pairs that are `done`: whole batches, computed as they would have been."""
     batches = tuple(batch for batch in unit.batches if not all(pair.id in done for pair in batch))
     finished = frozenset(pair.id for batch in batches for pair in batch if pair.id in done)
     return replace(unit, batches=batches, finished=finished) if batches else None

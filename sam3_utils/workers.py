@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from multiprocessing.connection import Connection, wait
 from sam3_utils.cli import CheckFailed, UsageError
 
 logger = logging.getLogger(__name__)
+SILENCE = 60  # seconds after which a device that says nothing is named
 WINDOW = 2  # units a worker holds: one under work, one whose pictures are being decoded
 MAX_DEATHS = 2  # a unit that this many workers died on is not given to a third
 
@@ -67,7 +69,8 @@ def run_units(
     try:
         for device in devices:
             ours, theirs = context.Pipe()
-            process = context.Process(target=_run_worker, args=(theirs, work, device, settings))
+            # daemon: should this process fall without `_stop`, the interpreter ends its workers on the way out
+            process = context.Process(target=_run_worker, args=(theirs, work, device, settings), daemon=True)
             process.start()
             theirs.close()  # so that the worker's end is the only one, and its death shows as end of file
             workers.append(_Worker(device, process, ours))
@@ -75,7 +78,11 @@ def run_units(
         while pending is None or pending or any(worker.units for worker in alive):
             if not alive:
                 raise CheckFailed("every worker has died; what is done is on disk, the same command goes on")
-            for connection in wait([worker.connection for worker in alive]):
+            talking = wait([worker.connection for worker in alive], SILENCE)
+            if not talking:
+                silent = ", ".join(f"{worker.device} (process {worker.process.pid})" for worker in alive)
+                logger.warning("no news for %d s from %s; a process that is ended passes its work on", SILENCE, silent)
+            for connection in talking:
                 worker = next(candidate for candidate in alive if candidate.connection is connection)
                 try:
                     kind, value = connection.recv()
@@ -129,10 +136,14 @@ def _bury(worker: _Worker, pending: deque, deaths: dict, given_up: list, rest_of
 
 def _stop(workers: list[_Worker]) -> None:
     """End all workers: closed pipes let them finish the batch under work, ten seconds later they are killed."""
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):  # a second Ctrl-C must not leave a worker behind
+            signal.signal(number, signal.SIG_IGN)
     for worker in workers:
         worker.connection.close()
+    deadline = time.monotonic() + 10
     for worker in workers:
-        worker.process.join(10)
+        worker.process.join(max(0.0, deadline - time.monotonic()))
         if worker.process.is_alive():
             worker.process.kill()
             worker.process.join()

@@ -140,6 +140,18 @@ FAULTS = {
     "no score": ([WHOLE], [prediction(1, rle(0, 0, 1, 1), score=...)], "entry 0 pair 1: prediction without a score"),
     "score NaN": ([WHOLE], [prediction(1, rle(0, 0, 1, 1), score=float("nan"))], "prediction without a score"),
     "no bbox": ([WHOLE] * 3, [prediction(1, rle(0, 0, 1, 1), bbox=...)], "entry 0 pair 1: prediction without bbox"),
+    "twice": ([WHOLE], [RIGHT[0], RIGHT[0]], "prediction given twice"),
+    "score in percent": ([WHOLE], [prediction(1, rle(0, 0, 1, 1), score=95)], "score 95 is not between 0 and 1"),
+    "flag as text": ([changed(WHOLE, "images", 1, is_instance_exhaustive="0")], RIGHT, "is neither 0 nor 1"),
+    "crowd as text": ([changed(WHOLE, "annotations", 0, iscrowd="0")], RIGHT, "iscrowd is neither 0 nor 1"),
+    **{  # a compressed text of other characters, one too short, runs that do not add up, polygons that are none
+        f"mask {number}": ([WHOLE], [RIGHT[0], prediction(2, segmentation)], "segmentation is no RLE and no polygon")
+        for number, segmentation in enumerate(
+            [{"size": [20, 30], "counts": text} for text in ("zzzzzzzzzz", "garbage!!", "01", "日本", [1, 2], ["x"])]
+            + [[[1, 2]], [[float("nan")] * 6], [[0, 0, 1e9, 0, 1e9, 1e9]], "abc", {"size": None, "counts": "0"}]
+        )
+    },
+    "annotated mask": ([changed(WHOLE, "annotations", 0, segmentation=[["a"] * 6])], RIGHT, "no RLE and no polygon"),
     "no mask": ([WHOLE], [prediction(1, ...)], "prediction without segmentation"),
 }  # fmt: skip
 
@@ -156,6 +168,13 @@ def test_what_the_official_tool_judges_wrongly_is_refused_and_lenient_counts_it(
     result = run(tmp_path, "--lenient")
     assert result.returncode == 0, result.stderr
     assert "note: fg_food: " in result.stdout
+
+
+@pytest.mark.parametrize("box", ([1, 2], ["a"] * 4, [None] * 4, [float("nan")] * 4, [], [[1, 2, 3, 4]]))
+def test_boxes_that_are_not_four_numbers_are_refused_where_boxes_count(tmp_path, box):
+    write(tmp_path, [WHOLE], [prediction(1, OBJECTS[1][0], bbox=box)])
+    assert "bbox is not four numbers" in error_line(run(tmp_path, "--iou_type", "bbox"))
+    assert run(tmp_path).returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -245,6 +245,8 @@ def test_a_run_of_something_else_is_refused(quiet_run, tmp_path, onnx_path, data
         assert "holds a run with another settings" in error_line(infer(onnx_path, dataset, folder, *extra))
     assert "holds a run with another model" in error_line(infer(TINY, dataset, folder))
     assert predictions(folder) == predictions(quiet_run[0])
+    prediction_path(folder, SUBSETS[0]).write_text("[]")
+    assert "missing or changed since it was written" in error_line(infer(onnx_path, dataset, folder))
 
 
 def test_wrong_usage_is_one_line(tmp_path, onnx_path, dataset):
@@ -256,6 +258,7 @@ def test_wrong_usage_is_one_line(tmp_path, onnx_path, dataset):
         (("--device", "0"), "--device 0"),
         (("--model_path", "none.om"), "nothing matches"),
         (("--dataset_root", tmp_path), "missing"),
+        (("--device", "cpu,"), "a name is empty"),
     ]
     for extra, text in cases:
         assert text in error_line(infer(onnx_path, dataset, out, *extra)), extra
