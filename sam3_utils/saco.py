@@ -7,7 +7,6 @@ silently wrong or stops at; lenient reading does what that tool does, and what w
 """
 
 import json
-import re
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -137,7 +136,8 @@ def _fault_handler(path: Path, lenient: bool, notes: Counter):
     return fault
 
 
-RLE_TEXT = re.compile(r"[0-o]{8,}")  # the characters of a compressed RLE; shorter ones are decoded to be checked
+RLE_CHARACTERS = bytes(range(48, 112))  # of a compressed RLE, "0" to "o"
+SHORT_RLE = 8  # characters up to which a text is decoded to be checked
 
 
 def _as_rle(segmentation, size: list[int]) -> dict | None:
@@ -146,21 +146,29 @@ def _as_rle(segmentation, size: list[int]) -> dict | None:
     Polygons are drawn at `size` = [height, width]. Long RLE texts are looked at only as far as their characters go:
     decoding half a million of them in Python would take longer than the evaluation.
     """
-    from pycocotools import mask as coco_mask
-
     if isinstance(segmentation, dict):
         counts, own = segmentation.get("counts"), segmentation.get("size")
-        if not (isinstance(own, list) and len(own) == 2 and all(isinstance(side, int) and side > 0 for side in own)):
+        if own != size and not (
+            isinstance(own, list) and len(own) == 2 and all(isinstance(side, int) and side > 0 for side in own)
+        ):
             return None
         if isinstance(counts, str):
-            good = RLE_TEXT.fullmatch(counts) or runs_fill(counts, own[0] * own[1])
-            return segmentation if good else None
-        return coco_mask.frPyObjects(segmentation, *own) if runs_fill(counts, own[0] * own[1]) else None
+            if len(counts) <= SHORT_RLE:
+                return segmentation if runs_fill(counts, own[0] * own[1]) else None
+            return None if not counts.isascii() or counts.encode().translate(None, RLE_CHARACTERS) else segmentation
+        return _draw(segmentation, own) if runs_fill(counts, own[0] * own[1]) else None
     if not isinstance(segmentation, list) or not segmentation:
         return None
     if not all(usable_polygon(polygon, tuple(size)) for polygon in segmentation):
         return None
-    return coco_mask.merge(coco_mask.frPyObjects(segmentation, *size))
+    return _draw(segmentation, size)
+
+
+def _draw(segmentation, size: list[int]) -> dict:
+    from pycocotools import mask as coco_mask
+
+    drawn = coco_mask.frPyObjects(segmentation, *size)
+    return coco_mask.merge(drawn) if isinstance(drawn, list) else drawn
 
 
 def _as_box(box) -> list | None:
