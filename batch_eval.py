@@ -19,10 +19,8 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 from sam3_utils.cli import CheckFailed, UsageError, make_parser, positive_int, run
+from sam3_utils.saco import SUBSETS
 
-SUBSET_NAMES = (
-    "metaclip_nps", "sa1b_nps", "crowded", "fg_food", "fg_sports_equipment", "attributes", "wiki_common",
-)  # fmt: skip
 SWEEP = [round(0.3 + 0.05 * step, 2) for step in range(14)]  # from what sam3_image_infer.py keeps, to 0.95
 
 
@@ -30,7 +28,7 @@ def parse_args(argv=None):
     parser = make_parser(__doc__)
     parser.add_argument("--gt_base", type=Path, required=True, help="folder of the annotation files")
     parser.add_argument("--pred_dir", type=Path, required=True, help="folder that sam3_image_infer.py filled")
-    parser.add_argument("--subset", nargs="+", choices=SUBSET_NAMES, help="evaluate only these; not given: all seven")
+    parser.add_argument("--subset", nargs="+", choices=tuple(SUBSETS), help="evaluate only these; not given: all seven")
     parser.add_argument("--iou_type", default="segm", choices=("segm", "bbox"), help="compare masks or boxes")
     parser.add_argument(
         "--lenient", action="store_true",
@@ -96,9 +94,9 @@ def print_table(results, mean, iou_type) -> None:
           f"{'published':>9} {'difference':>10}")  # fmt: skip
     for subset, result in results.items():
         counts = result["counts"]
-        published = saco.SUBSETS[subset][2] if iou_type == "segm" else None
+        published = SUBSETS[subset][2] if iou_type == "segm" else None
         row(subset, result["metrics"], counts["n_eval_pairs"], counts["n_predictions"], published)
-    complete = len(results) == len(SUBSET_NAMES)
+    complete = len(results) == len(SUBSETS)
     pairs, predictions = (
         sum(result["counts"][key] for result in results.values()) for key in ("n_eval_pairs", "n_predictions")
     )
@@ -126,7 +124,7 @@ def main(argv=None) -> int:
     args = parse_args(argv)
     if args.report and args.report.suffix not in (".json", ".csv"):
         raise UsageError(f"--report {args.report}: the name must end in .json or .csv")
-    subsets = list(dict.fromkeys(args.subset or SUBSET_NAMES))
+    subsets = list(dict.fromkeys(args.subset or SUBSETS))
     from sam3_utils import saco
 
     if not args.subset:
@@ -159,7 +157,7 @@ def main(argv=None) -> int:
         from sam3_utils.report import plot_subsets, plot_sweep
 
         plot_sweep(args.plot / "threshold_sweep.png", {n: r["sweep"] for n, r in results.items()}, args.iou_type)
-        published = {name: cgf1 for name, (_, _, cgf1) in saco.SUBSETS.items()}
+        published = {name: cgf1 for name, (_, _, cgf1) in SUBSETS.items()}
         metrics = {name: result["metrics"] for name, result in results.items()}
         plot_subsets(args.plot / "subsets.png", metrics, args.iou_type, published)
     return 0

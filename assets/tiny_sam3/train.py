@@ -7,7 +7,7 @@ Example:
     python3 assets/tiny_sam3/train.py --output_dir assets/tiny_sam3
 
 Reads: nothing (scenes are drawn from the seed). Writes: the checkpoint folder, and every 500 steps `--state`, from
-which an interrupted run goes on. Two CPU cores take about 1.3 hours.
+which an interrupted run goes on. Two CPU cores with other work beside took 1.7 hours.
 """
 
 import argparse
