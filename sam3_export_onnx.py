@@ -7,16 +7,15 @@ Example:
     python3 sam3_export_onnx.py --target_device 300I --model_path ./sam3_model --output_dir ./sam3_onnx_300I
 
 Reads:  config.json, model.safetensors, tokenizer and processor files in --model_path
-Writes: <output_dir>/sam3.onnx, sam3.onnx.data (the weights), export_report.json
+Writes: <output_dir>/sam3.onnx, sam3.onnx.data (the weights), keep_dtype.cfg (for ATC), export_report.json
 Exit:   0 exported (and verified), 1 the graph's answers differ from PyTorch's, 2 wrong usage.
 """
 
 import logging
 import multiprocessing
 import shutil
-import tempfile
+import sys
 import time
-import warnings
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -24,19 +23,18 @@ from pathlib import Path
 from sam3_utils.cli import CheckFailed, UsageError, make_parser, run
 
 logger = logging.getLogger("sam3_export_onnx")
-OPSET = 17  # the highest that CANN 8.5 maps every operator of; LayerNormalization needs at least 17
-IR_VERSION = 8
 VERIFY_BATCHES = (1, 2, 3)
 VERIFY_BOUND = 1e-4  # largest difference, in units of the output's largest value where that is over 1
 AUTO_VERIFY_PARAMETERS = 100_000_000
-REWRITES = ("patch_embed", "qkv", "rope")
+REWRITES = ("patch_embed", "qkv", "rope", "windows")  # static_model.REWRITES, without importing torch for --help
 
 
 def parse_args(argv=None):
     parser = make_parser(__doc__)
     parser.add_argument(
         "--target_device", required=True,
-        help="300I: Atlas 300V PRO, eager attention everywhere; 800I and any other value: the default attention",
+        help="300I (Atlas 300V PRO) or 800I (Atlas 800I A2, and any other value): which nodes keep_dtype.cfg names; "
+        "the graph is the same, with attention written out, which is exact in float16 where fused forms are not",
     )  # fmt: skip
     parser.add_argument("--model_path", type=Path, required=True, help="folder of the weights and processor files")
     parser.add_argument("--output_dir", type=Path, required=True, help="folder for sam3.onnx")
@@ -46,91 +44,55 @@ def parse_args(argv=None):
     )  # fmt: skip
     parser.add_argument(
         "--skip_rewrite", nargs="+", default=[], choices=REWRITES, metavar="NAME",
-        help=f"leave a ViT rewrite out, to compare: {', '.join(REWRITES)}",
+        help=f"leave a rewrite of the ViT out, to compare: {', '.join(REWRITES)}",
+    )  # fmt: skip
+    parser.add_argument(
+        "--conv_transpose", default="operator", choices=("operator", "matmul"),
+        help="the neck's transposed convolutions as they are, or as equal matrix products",
+    )  # fmt: skip
+    parser.add_argument(
+        "--layer_norm", default="operator", choices=("operator", "decomposed"),
+        help="layer normalisation as one operator, or as the chain that ATC's fusion pass looks for",
+    )  # fmt: skip
+    parser.add_argument(
+        "--taps", action="store_true",
+        help="give the neck's feature levels fpn_feat_0 to 2 as further outputs, for sam3_compare.py --taps",
     )  # fmt: skip
     return parser.parse_args(argv)
 
 
-def trace(model, input_ids, attention_mask, path: Path) -> None:
-    """Trace `model` at batch 2 into an ONNX file with its weights beside it, constants not folded.
-
-    Folding inside the tracer copies every weight it transposes and runs out of 24 GiB at full size.
-    """
-    import torch
-
-    from sam3_utils.contract import INPUTS, OUTPUTS
-
-    class TextBranch(torch.nn.Module):
-        """The contract's inputs and outputs, by position, as the tracer wants them."""
-
-        def __init__(self):
-            super().__init__()
-            self.sam3 = model
-
-        def forward(self, pixel_values, input_ids, attention_mask):
-            outputs = self.sam3(pixel_values=pixel_values, input_ids=input_ids, attention_mask=attention_mask)
-            return tuple(outputs[name] for name in OUTPUTS)
-
-    size = model.config.vision_config.image_size
-    inputs = (torch.zeros(2, 3, size, size), torch.from_numpy(input_ids), torch.from_numpy(attention_mask))
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # of constants that are meant to be constant, and of the legacy exporter
-        torch.onnx.export(
-            TextBranch(), inputs, path, dynamo=False, opset_version=OPSET, do_constant_folding=False,
-            input_names=list(INPUTS), output_names=list(OUTPUTS),
-            dynamic_axes={name: {0: "N"} for name in (*INPUTS, *OUTPUTS)},
-        )  # fmt: skip
-
-
-def contract_shapes(shapes) -> dict[str, tuple]:
-    """The contract's shapes with this model's numbers, the batch left free."""
-    from sam3_utils.contract import INPUTS, OUTPUTS
-
-    numbers = {"S": shapes.image_size, "Q": shapes.num_queries, "M": shapes.mask_size}
-    return {
-        name: tuple(numbers.get(size, size) for size in pattern) for name, (_, pattern) in (INPUTS | OUTPUTS).items()
-    }
-
-
 def export(args) -> dict:
-    """Write the graph and its weights; returns what the report says of them."""
-    import onnx
+    """Write the graph, its weights and the list for ATC; returns what the report says of them."""
+    from tqdm import tqdm
 
-    from sam3_utils import checkpoint, graph
-    from sam3_utils.compare import PHRASES
-    from sam3_utils.prompts import encode_phrases
-    from sam3_utils.rewrites import apply_rewrites
+    from sam3_utils import checkpoint, files, graph, preflight, text_graph
 
-    processor = checkpoint.load_processor(args.model_path)
-    model = checkpoint.load_model(args.model_path, attention="eager" if args.target_device == "300I" else None)
-    config = model.config
-    parameters = sum(parameter.numel() for parameter in model.parameters())
+    checkpoint.check_processor_files(args.model_path)
+    sam3 = checkpoint.load_model(args.model_path)
+    parameters = sum(parameter.numel() for parameter in sam3.parameters())
     applied = [name for name in REWRITES if name not in args.skip_rewrite]
-    apply_rewrites(model, tuple(applied))
-    input_ids, attention_mask, _ = encode_phrases(processor, list(PHRASES[:2]))
     logger.info("tracing %.1f M parameters, rewrites: %s", parameters / 1e6, ", ".join(applied) or "none")
-    # In a folder of its own: above 2 GB the tracer writes one file per tensor.
-    with tempfile.TemporaryDirectory(prefix=".tracing-", dir=args.output_dir) as aside:
-        traced = Path(aside) / "traced.onnx"
-        trace(model, input_ids, attention_mask, traced)
-        attention = config._attn_implementation
-        del model
-        onnx_model = onnx.load(traced)
-    before = graph.operator_counts(onnx_model)
-    onnx_model = graph.simplify(onnx_model)
-    onnx_model.ir_version = IR_VERSION
-    graph.set_shapes(onnx_model, contract_shapes(checkpoint.model_shapes(config)))
-    after = graph.operator_counts(onnx_model)
-    graph.save(onnx_model, args.output_dir / "sam3.onnx")
+    model, weight, nodes_traced = text_graph.build(sam3, applied, args.conv_transpose, args.layer_norm, args.taps)
+    del sam3
+    onnx_path = args.output_dir / "sam3.onnx"
+    with tqdm(total=4 * parameters, unit="B", unit_scale=True, desc="weights", disable=not sys.stderr.isatty()) as bar:
+        graph.save(model, onnx_path, weight, bar.update)
+    kept = text_graph.sensitive_nodes(model, args.target_device)
+    files.write_text(args.output_dir / "keep_dtype.cfg", "".join(f"{name}\n" for name in kept))
+    preflight.check_model(onnx_path)
+    operators = graph.operator_counts(model)
     return {
-        "attention": attention,
         "parameters": parameters,
         "rewrites": applied,
-        "opset": OPSET,
-        "ir_version": IR_VERSION,
-        "nodes_traced": sum(before.values()),
-        "nodes": sum(after.values()),
-        "operators": after,
+        "conv_transpose": args.conv_transpose,
+        "layer_norm": args.layer_norm,
+        "taps": args.taps,
+        "opset": graph.OPSET,
+        "ir_version": graph.IR_VERSION,
+        "nodes_traced": nodes_traced,
+        "nodes": sum(operators.values()),
+        "operators": operators,
+        "keep_dtype_nodes": len(kept),
     }
 
 
@@ -175,7 +137,7 @@ def main(argv=None) -> int:
     checkpoint.check_weight_files(args.model_path)
     checkpoint.check_processor_files(args.model_path)
     args.output_dir.mkdir(parents=True, exist_ok=True)
-    for left in [*args.output_dir.glob(".tracing-*"), *args.output_dir.glob(".saving-*")]:
+    for left in args.output_dir.glob(".saving-*"):
         shutil.rmtree(left)  # of an export that was killed
     report_path = args.output_dir / "export_report.json"
     report_path.unlink(missing_ok=True)  # a report never speaks of another graph
@@ -194,7 +156,7 @@ def main(argv=None) -> int:
         path.name: files.sha256(path)
         for path in (
             args.model_path / checkpoint.WEIGHTS, args.model_path / "config.json", onnx_path,
-            onnx_path.with_name("sam3.onnx.data"),
+            onnx_path.with_name("sam3.onnx.data"), args.output_dir / "keep_dtype.cfg",
         )
     }  # fmt: skip
     report["versions"] = versions()

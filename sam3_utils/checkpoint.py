@@ -111,12 +111,11 @@ def _named(keys) -> str:
     return ", ".join(keys[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
 
 
-def load_model(folder: Path, dtype: str = "float32", attention: str | None = None):
+def load_model(folder: Path, dtype: str = "float32"):
     """The text branch of a checkpoint folder, a `Sam3Model` in eval mode on the CPU.
 
     Args:
         dtype: torch dtype name; never taken from the file, whose weights may be 16-bit.
-        attention: "eager", or None for transformers' default.
 
     Raises:
         UsageError: the folder is not whole, or its weights do not fit the model tensor by tensor.
@@ -125,10 +124,9 @@ def load_model(folder: Path, dtype: str = "float32", attention: str | None = Non
     transformers = _transformers()
     import torch
 
-    options = {} if attention is None else {"attn_implementation": attention}
     try:
         model, info = transformers.Sam3Model.from_pretrained(
-            folder, dtype=getattr(torch, dtype), local_files_only=True, output_loading_info=True, **options
+            folder, dtype=getattr(torch, dtype), local_files_only=True, output_loading_info=True
         )
     except (RuntimeError, OSError, ValueError, TypeError, KeyError) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
@@ -142,6 +140,24 @@ def load_model(folder: Path, dtype: str = "float32", attention: str | None = Non
     if faults:
         raise UsageError(f"{folder / WEIGHTS}: does not fit SAM3: {'; '.join(faults)}; fetch it again: {DOWNLOAD_HINT}")
     return model.eval()
+
+
+def empty_model(folder: Path):
+    """The text branch of a checkpoint folder on the meta device: its structure, without a weight in memory.
+
+    Raises:
+        UsageError: the folder is not whole, or config.json is no SAM3 configuration.
+    """
+    check_weight_files(folder)
+    transformers = _transformers()
+    import torch
+
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        with torch.device("meta"):
+            return transformers.Sam3Model(config).eval()
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UsageError(f"{folder / 'config.json'}: transformers cannot build it: {str(error)[:300]}") from None
 
 
 def model_shapes(config) -> ModelShapes:

@@ -34,6 +34,10 @@ OUTPUTS = {
     "semantic_seg": ("float32", ("N", 1, "M", "M")),
 }
 
+# The neck's feature levels, fine to coarse, N x C x H x W: where float16 goes wrong first. No part of the contract;
+# a graph may give them as further outputs.
+TAPS = ("fpn_feat_0", "fpn_feat_1", "fpn_feat_2")
+
 
 @dataclass(frozen=True)
 class ModelShapes:
@@ -43,6 +47,14 @@ class ModelShapes:
     num_queries: int
     mask_size: int
     batch: int | None
+
+
+def contract_shapes(shapes: ModelShapes) -> dict[str, tuple]:
+    """name -> shape of every tensor of the contract with a model's own numbers; a free batch is "N"."""
+    numbers = {"S": shapes.image_size, "Q": shapes.num_queries, "M": shapes.mask_size, "N": shapes.batch or "N"}
+    return {
+        name: tuple(numbers.get(size, size) for size in pattern) for name, (_, pattern) in (INPUTS | OUTPUTS).items()
+    }
 
 
 def _rows(tensors: dict) -> str:

@@ -1,39 +1,170 @@
 # Copyright 2026 The SAM3 offline inference kit authors
 # SPDX-License-Identifier: Apache-2.0
-"""ONNX files: simplify, fix shapes, keep the weights beside the graph, and check that they are all there."""
+"""ONNX files: trace a module without its weights, tidy the graph, put the weights beside it, check they are there."""
 
+import io
 import os
-import shutil
 import tempfile
+import warnings
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+
+import numpy as np
 
 from sam3_utils.cli import UsageError
 
+OPSET = 17  # the highest that CANN 8.5 maps every operator of; LayerNormalization needs at least 17
+IR_VERSION = 8
+ALIGNMENT = 64  # bytes, of each tensor in the data file
+INLINE_BYTES = 1024  # smaller tensors stay in the graph file, as onnx.save_model leaves them
 
-def simplify(model):
-    """Fold constants and decided branches with onnxslim; the answers stay the same.
+
+def trace(module, inputs: dict[str, tuple[str, tuple]], outputs: list[str]):
+    """Trace a torch module on the meta device: no weight is read and nothing is computed but shapes.
 
     Args:
-        model: onnx.ModelProto with its weights loaded.
+        module: on the meta device, in eval mode.
+        inputs: name -> (torch dtype name, shape at batch 2).
+        outputs: names, in the order in which the module gives them.
+
+    Returns:
+        onnx.ModelProto of opset 17 whose first dimension is free ("N"). Its weights are graph inputs, called by their
+        names in the module's state_dict; `attach_weights` gives them values.
+    """
+    import onnx
+    import torch
+
+    arguments = tuple(
+        torch.empty(shape, dtype=getattr(torch, dtype), device="meta") for dtype, shape in inputs.values()
+    )
+    traced = io.BytesIO()
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")  # of constants that are meant to be constant, and of the legacy exporter
+        torch.onnx.export(
+            module, arguments, traced, dynamo=False, opset_version=OPSET, export_params=False,
+            do_constant_folding=False, input_names=list(inputs), output_names=outputs,
+            dynamic_axes={name: {0: "N"} for name in (*inputs, *outputs)},
+        )  # fmt: skip
+    model = onnx.load_from_string(traced.getvalue())
+    # The exporter takes weights of one shape for copies of each other, having no values to compare: Identity nodes
+    # stand where the second one is meant.
+    values = {value.name: value for value in model.graph.input}
+    weights = module.state_dict()
+    for node in [node for node in model.graph.node if node.op_type == "Identity" and node.output[0] in weights]:
+        value = model.graph.input.add()
+        value.CopyFrom(values[node.input[0]])
+        value.name = node.output[0]
+        model.graph.node.remove(node)
+    return model
+
+
+def simplify(model):
+    """Fold constants, merge equal nodes and drop dead ones with onnxslim; the answers stay the same.
+
+    Args:
+        model: onnx.ModelProto from `trace`. Without its weights this takes no memory worth naming.
     """
     import onnxslim
 
-    return onnxslim.slim(model)
+    order = {node.name: index for index, node in enumerate(model.graph.node)}
+    model = onnxslim.slim(model)
+    # onnxslim mixes the branches; in the tracer's order the file reads from the picture to the masks.
+    nodes = sorted(model.graph.node, key=lambda node: order[node.name])
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    model.ir_version = IR_VERSION
+    return model
+
+
+def fold_weight_transposes(model) -> dict[str, tuple[int, ...]]:
+    """Remove the Transpose before the MatMuls with an `nn.Linear`'s weight; returns weight name -> permutation.
+
+    ATC and ONNX Runtime would do it at load time, with both copies in memory.
+    """
+    weights = {value.name: value for value in model.graph.input}
+    uses = Counter(name for node in model.graph.node for name in node.input)
+    transposes: dict[str, list] = {}
+    for node in model.graph.node:
+        if node.op_type == "Transpose" and node.input[0] in weights:
+            transposes.setdefault(node.input[0], []).append(node)
+    permutations, replaced = {}, {}
+    for name, nodes in transposes.items():
+        orders = {tuple(node.attribute[0].ints) for node in nodes}
+        if len(nodes) < uses[name] or len(orders) > 1:
+            continue
+        permutations[name] = orders.pop()
+        dims = weights[name].type.tensor_type.shape.dim
+        sizes = [dims[axis].dim_value for axis in permutations[name]]
+        for dim, size in zip(dims, sizes):
+            dim.dim_value = size
+        for node in nodes:
+            replaced[node.output[0]] = name
+            model.graph.node.remove(node)
+    for node in model.graph.node:
+        node.input[:] = [replaced.get(name, name) for name in node.input]
+    return permutations
+
+
+def tidy_names(model) -> None:
+    """Node and tensor names without the tracer's leading slash: `vision_encoder/layers.7/attention/qkv/MatMul`."""
+    for node in model.graph.node:
+        node.name = node.name.lstrip("/")
+        for names in (node.input, node.output):
+            names[:] = [name.lstrip("/") for name in names]
+    for tensor in model.graph.initializer:
+        tensor.name = tensor.name.lstrip("/")
 
 
 def set_shapes(model, shapes: dict[str, tuple]) -> None:
     """Write the known shapes of graph inputs and outputs; a string is a named free dimension.
 
-    The tracer leaves symbols such as `Einsumpred_masks_dim_1` where every number but the batch is known.
+    The tracer leaves symbols such as `Reshapepred_masks_dim_1` where every number but the batch is known.
     """
     for value in (*model.graph.input, *model.graph.output):
-        for dim, size in zip(value.type.tensor_type.shape.dim, shapes[value.name], strict=True):
-            dim.Clear()
-            if isinstance(size, str):
-                dim.dim_param = size
-            else:
-                dim.dim_value = size
+        if value.name in shapes:
+            for dim, size in zip(value.type.tensor_type.shape.dim, shapes[value.name], strict=True):
+                dim.Clear()
+                if isinstance(size, str):
+                    dim.dim_param = size
+                else:
+                    dim.dim_value = size
+
+
+def infer_shapes(model, batch: int) -> dict[str, tuple[int, tuple[int | None, ...]]]:
+    """TensorProto type and shape of every tensor of the main graph at one batch size; the model stays as it is.
+
+    Args:
+        model: onnx.ModelProto; its weights need not be loaded.
+        batch: what the inputs' first dimension becomes where it is free.
+
+    Returns:
+        name -> (type, shape); None in a shape stands for what does not follow from the inputs' shapes.
+
+    Raises:
+        UsageError: the shapes contradict each other.
+    """
+    import onnx
+
+    fixed = onnx.ModelProto()
+    fixed.CopyFrom(model)
+    for value in fixed.graph.input:
+        dims = value.type.tensor_type.shape.dim
+        if dims and not dims[0].HasField("dim_value"):
+            dims[0].dim_value = batch
+    for value in fixed.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    del fixed.graph.value_info[:]
+    try:
+        fixed = onnx.shape_inference.infer_shapes(fixed, check_type=True, strict_mode=True, data_prop=True)
+    except onnx.shape_inference.InferenceError as error:
+        raise UsageError(f"the shapes inside the graph contradict each other: {' '.join(str(error).split())}") from None
+    types = {tensor.name: (tensor.data_type, tuple(tensor.dims)) for tensor in fixed.graph.initializer}
+    for value in (*fixed.graph.input, *fixed.graph.value_info, *fixed.graph.output):
+        tensor = value.type.tensor_type
+        sizes = tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in tensor.shape.dim)
+        types[value.name] = (tensor.elem_type, sizes if tensor.HasField("shape") else None)
+    return types
 
 
 def operator_counts(model) -> dict[str, int]:
@@ -41,30 +172,46 @@ def operator_counts(model) -> dict[str, int]:
     return dict(Counter(node.op_type for node in model.graph.node).most_common())
 
 
-def save(model, path: Path) -> None:
+def save(model, path: Path, weight: Callable[[str], np.ndarray], progress: Callable[[int], None]) -> None:
     """Write `<path>` and one `<path>.data` beside it that holds the weights, both whole or neither.
 
     Without the external file protobuf's 2 GB limit stops facebook/sam3 (3.4 GB); ATC and ONNX Runtime read the
-    relative location.
+    relative location. One weight at a time is in memory beside what `weight` keeps.
+
+    Args:
+        model: its graph inputs that `weight` knows become initializers.
+        weight: name -> array as the graph wants it; raises KeyError for the model's real inputs.
+        progress: called with the bytes written since the last call.
     """
-    import onnx
+    from onnx import TensorProto, helper, numpy_helper
 
     data = path.name + ".data"
     with tempfile.TemporaryDirectory(prefix=".saving-", dir=path.parent) as aside:
-        onnx.save_model(
-            model,
-            os.path.join(aside, path.name),
-            save_as_external_data=True,
-            all_tensors_to_one_file=True,
-            location=data,
-        )
-        if os.path.exists(os.path.join(aside, data)):  # onnx makes it 0600, unlike the graph
-            shutil.copymode(os.path.join(aside, path.name), os.path.join(aside, data))
+        with open(os.path.join(aside, data), "wb") as stream:
+            for value in list(model.graph.input):
+                try:
+                    array = np.ascontiguousarray(weight(value.name))
+                except KeyError:
+                    continue
+                model.graph.input.remove(value)
+                if array.nbytes < INLINE_BYTES:
+                    model.graph.initializer.append(numpy_helper.from_array(array, value.name))
+                    continue
+                stream.write(bytes(-stream.tell() % ALIGNMENT))
+                tensor = model.graph.initializer.add(
+                    name=value.name, dims=array.shape, data_type=helper.np_dtype_to_tensor_dtype(array.dtype),
+                    data_location=TensorProto.EXTERNAL,
+                )  # fmt: skip
+                for key, entry in (("location", data), ("offset", stream.tell()), ("length", array.nbytes)):
+                    tensor.external_data.add(key=key, value=str(entry))
+                stream.write(array.data)
+                progress(array.nbytes)
+        with open(os.path.join(aside, path.name), "wb") as stream:
+            stream.write(model.SerializeToString())
         # Never an old graph beside new weights, even for a moment.
         path.unlink(missing_ok=True)
         for name in (data, path.name):
-            if os.path.exists(os.path.join(aside, name)):
-                os.replace(os.path.join(aside, name), path.parent / name)
+            os.replace(os.path.join(aside, name), path.parent / name)
 
 
 def load_structure(path: Path):

@@ -1,6 +1,6 @@
 # Copyright 2026 The SAM3 offline inference kit authors
 # SPDX-License-Identifier: Apache-2.0
-"""The exported graph: the contract's tensors, opset 17, IR 8, one weight file, and PyTorch's own answers."""
+"""The exported files: the contract's tensors, opset 17, IR 8, one weight file, and PyTorch's own answers."""
 
 import json
 
@@ -53,7 +53,9 @@ def test_the_graph_has_the_contract_s_tensors_and_only_the_batch_free(folder):
 
 
 def test_weights_are_in_one_file_beside_the_graph(folder):
-    assert sorted(path.name for path in folder.iterdir()) == ["export_report.json", "sam3.onnx", "sam3.onnx.data"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "export_report.json", "keep_dtype.cfg", "sam3.onnx", "sam3.onnx.data"
+    ]  # fmt: skip
     graph = onnx.load(folder / "sam3.onnx", load_external_data=False).graph
     locations = {
         entry.value for tensor in graph.initializer for entry in tensor.external_data if entry.key == "location"
@@ -61,25 +63,69 @@ def test_weights_are_in_one_file_beside_the_graph(folder):
     assert locations == {"sam3.onnx.data"}
 
 
-def test_all_outputs_equal_pytorch_s_at_batch_1_2_and_3(folder):
-    for batch, rows in verify_onnx(TINY, folder / "sam3.onnx", (1, 2, 3)).items():
+def test_all_outputs_equal_pytorch_s_at_batch_1_2_3_and_4(folder):
+    for batch, rows in verify_onnx(TINY, folder / "sam3.onnx", (1, 2, 3, 4)).items():
         for name, row in rows.items():
             assert row["max_abs"] <= 1e-4, (batch, name, row)
 
 
-def test_no_control_flow_no_double_precision_and_no_patch_convolution(folder):
-    model = onnx.load(folder / "sam3.onnx")
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--conv_transpose", "matmul", "--layer_norm", "decomposed", "--taps"),
+        ("--skip_rewrite", "patch_embed", "qkv", "rope", "windows"),
+    ],
+    ids=("other forms", "no rewrite"),
+)
+def test_every_form_of_the_graph_equals_pytorch_and_passes_preflight(tmp_path, options):
+    result = export(tmp_path, *options)  # verifies at batch 1, 2 and 3, and runs the preflight
+    assert result.returncode == 0, result.stderr
+    model = onnx.load(tmp_path / "sam3.onnx", load_external_data=False)
     operators = {node.op_type for node in model.graph.node}
-    assert not operators & {"If", "Loop", "Scan", "NonZero"}
-    assert onnx.TensorProto.DOUBLE not in {tensor.data_type for tensor in model.graph.initializer}
     kernels = {
         attribute.ints[0]
         for node in model.graph.node
-        if node.op_type == "Conv"
         for attribute in node.attribute
-        if attribute.name == "kernel_shape"
+        if node.op_type == "Conv" and attribute.name == "kernel_shape"
     }
-    assert kernels == {1, 3}
+    outputs = [value.name for value in model.graph.output]
+    if "--taps" in options:
+        assert not operators & {"ConvTranspose", "LayerNormalization"} and kernels == {1, 3}
+        assert outputs == [*contract.OUTPUTS, *contract.TAPS]
+    else:
+        assert {"ConvTranspose", "LayerNormalization"} <= operators and kernels == {1, 3, 14}
+        assert outputs == list(contract.OUTPUTS)
+
+
+def test_both_targets_get_the_same_graph_and_another_list_of_float32_nodes(exported):
+    graphs = {folder.joinpath(name).read_bytes() for folder in exported.values() for name in ("sam3.onnx",)}
+    assert len(graphs) == 1
+    lists = {device: (folder / "keep_dtype.cfg").read_text().split() for device, folder in exported.items()}
+    nodes = {node.name: node.op_type for node in onnx.load(exported["300I"] / "sam3.onnx").graph.node}
+    assert set(lists["300I"]) < set(lists["800I"]) <= set(nodes)
+    products = {"MatMul", "Gemm", "Conv", "ConvTranspose"}
+    assert not {nodes[name] for name in lists["300I"]} & products  # its cube unit has no float32
+    assert {nodes[name] for name in set(lists["800I"]) - set(lists["300I"])} == {"Conv", "ConvTranspose"}
+
+
+def test_weights_that_no_rewrite_touches_are_the_checkpoint_s_bytes(onnx_path):
+    """An MLP of the ViT and one of the text encoder (transposed for MatMul), and a convolution as it is."""
+    from safetensors.numpy import load_file
+
+    weights = load_file(TINY / "model.safetensors")
+    stored = {
+        tensor.name: onnx.numpy_helper.to_array(tensor, str(onnx_path.parent))
+        for tensor in onnx.load(onnx_path, load_external_data=False).graph.initializer
+    }
+    vision, text = "detector_model.vision_encoder.", "detector_model.text_encoder.text_model.encoder."
+    for ours, theirs, transposed in (
+        ("vision_encoder.layers.2.mlp.fc1.weight", vision + "backbone.layers.2.mlp.fc1.weight", True),
+        ("vision_encoder.layers.2.mlp.fc1.bias", vision + "backbone.layers.2.mlp.fc1.bias", False),
+        ("text_encoder.layers.1.mlp.fc2.weight", text + "layers.1.mlp.fc2.weight", True),
+        ("vision_encoder.neck.0.proj2.weight", vision + "neck.fpn_layers.0.proj2.weight", False),
+    ):
+        expected = weights[theirs].astype(np.float32)  # the tiny checkpoint is stored in 16 bits
+        assert stored[ours].tobytes() == (expected.T if transposed else expected).tobytes(), ours
 
 
 def test_each_vit_layer_has_one_qkv_matmul_then_transpose_split_squeeze(folder):
@@ -107,25 +153,22 @@ def test_each_vit_layer_has_one_qkv_matmul_then_transpose_split_squeeze(folder):
 def test_the_report_holds_figures_counts_versions_and_hashes(folder):
     report = json.loads((folder / "export_report.json").read_text())
     assert report["nodes"] < report["nodes_traced"]
-    assert report["rewrites"] == ["patch_embed", "qkv", "rope"]
-    assert report["attention"] == {"300I": "eager", "800I": "sdpa"}[report["target_device"]]
+    assert report["rewrites"] == ["patch_embed", "qkv", "rope", "windows"]
+    assert report["target_device"] == folder.name.rsplit("_", 1)[1]
     assert set(report["verification"]["outputs"]) == set(contract.OUTPUTS)
     assert report["versions"]["transformers"] == "5.0.0"
     from sam3_utils.files import sha256
 
-    for name in ("sam3.onnx", "sam3.onnx.data"):
+    for name in ("sam3.onnx", "sam3.onnx.data", "keep_dtype.cfg"):
         assert report["sha256"][name] == sha256(folder / name)
     assert report["sha256"]["model.safetensors"] == sha256(TINY / "model.safetensors")
 
 
-def test_rewrites_can_be_switched_off_and_other_devices_warn(tmp_path):
-    result = export(tmp_path, "--skip_rewrite", "patch_embed", "qkv", "rope", "--verify", "never", device="310B")
+def test_another_device_warns_and_an_unverified_export_says_so(tmp_path):
+    result = export(tmp_path, "--verify", "never", device="310B")
     assert result.returncode == 0, result.stderr
     assert "310B is exported like 800I" in result.stderr and "not verified" in result.stderr
-    report = json.loads((tmp_path / "export_report.json").read_text())
-    assert report["rewrites"] == [] and report["verification"] is None and report["attention"] == "sdpa"
-    graph = onnx.load(tmp_path / "sam3.onnx").graph
-    assert (96, 3, 14, 14) in {tuple(tensor.dims) for tensor in graph.initializer}
+    assert json.loads((tmp_path / "export_report.json").read_text())["verification"] is None
 
 
 def test_a_graph_with_other_numbers_fails_the_verification(tmp_path, onnx_path, monkeypatch):

@@ -1,0 +1,74 @@
+# Copyright 2026 The SAM3 offline inference kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""SAM3's text branch as an ONNX graph, with its weights or without, and the nodes of it that 16 bits hurt."""
+
+import re
+
+import numpy as np
+
+from sam3_utils import checkpoint, graph
+from sam3_utils.contract import INPUTS, OUTPUTS, TAPS, contract_shapes
+from sam3_utils.static_model import REWRITES, TextBranch
+
+# Where float16 costs most: (pattern of the node's name, is it a matrix product or convolution?). Box coordinates are
+# spaced 0.0005 apart near 1 in float16, half a pixel of 1008; statistics over a whole feature level sum 2.6 million
+# numbers; the neck's convolutions are where mixed precision was seen to lose SAM3's accuracy.
+SENSITIVE = (
+    (r"vision_encoder/neck\.\d/.*(ConvTranspose|Conv|MatMul)", True),
+    (r"detr_decoder/query_position(_\d+)?/waves/.*", False),
+    (r"detr_decoder/box_bias(_\d+)?/distances/.*", False),
+    (r"detr_decoder/(Sigmoid|Clip|Add)[^/]*", False),
+    (r"box_corners/.*", False),
+    (r"mask_decoder/norms\.\d/.*", False),
+)
+# What moves data has no precision of its own.
+MOVES = {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Split", "Concat", "Gather", "Slice"}
+
+
+def build(sam3, names=REWRITES, conv_transpose="operator", layer_norm="operator", taps=False):
+    """Trace the text branch of a `Sam3Model`, whose modules are taken over and left on the meta device.
+
+    Args:
+        sam3: on the CPU, or on the meta device for the structure alone.
+        names, conv_transpose, layer_norm: as in `static_model.TextBranch`.
+        taps: give the three feature levels `contract.TAPS` as further outputs.
+
+    Returns:
+        The tidy onnx.ModelProto, its weights still graph inputs; a function from a weight's name to its values, for
+        `graph.save`; the number of nodes that were traced.
+    """
+    shapes = checkpoint.model_shapes(sam3.config)
+    branch = TextBranch(sam3, names, conv_transpose, layer_norm)
+    weights = branch.state_dict()
+    sizes = {"N": 2, "S": shapes.image_size}
+    inputs = {
+        name: (dtype, tuple(sizes.get(size, size) for size in pattern)) for name, (dtype, pattern) in INPUTS.items()
+    }
+    traced = graph.trace(branch.to("meta"), inputs, [*OUTPUTS, *TAPS])
+    nodes = len(traced.graph.node)
+    permutations = graph.fold_weight_transposes(traced)
+    model = graph.simplify(traced)
+    graph.tidy_names(model)
+    if not taps:  # the tensors keep their names
+        del model.graph.output[len(OUTPUTS) :]
+    graph.set_shapes(model, contract_shapes(shapes))
+
+    def weight(name: str) -> np.ndarray:
+        return weights[name].permute(permutations.get(name, tuple(range(weights[name].dim())))).numpy()
+
+    return model, weight, nodes
+
+
+def sensitive_nodes(model, target_device: str) -> list[str]:
+    """Names of the nodes to keep in float32 when the rest is compiled to float16, for ATC's `--keep_dtype`.
+
+    On 300I (Ascend310P) matrix products and convolutions are left out: its cube unit has no float32.
+    """
+    return [
+        node.name
+        for node in model.graph.node
+        if node.op_type not in MOVES
+        and any(
+            re.fullmatch(pattern, node.name) and not (cube and target_device == "300I") for pattern, cube in SENSITIVE
+        )
+    ]
