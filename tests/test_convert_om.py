@@ -17,7 +17,7 @@ import onnx
 import pytest
 from conftest import ROOT, STANDINS, TINY, error_line, run_script
 
-from sam3_utils import convert_om
+from sam3_utils import atc, convert_om
 from sam3_utils.cli import CheckFailed
 from sam3_utils.files import sha256
 
@@ -277,9 +277,9 @@ def test_a_graph_whose_batch_is_fixed_is_refused_for_another_batch(kit):
     path = kit / "sam3_onnx_300I" / "sam3.onnx"
     model = onnx.load(path, load_external_data=False)
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 2
-    assert convert_om.input_shape(model, 2, path).startswith("pixel_values:2,3,224,224;")
+    assert atc.input_shape(model, 2, path).startswith("pixel_values:2,3,224,224;")
     with pytest.raises(convert_om.UsageError, match="pixel_values is not free in the batch alone"):
-        convert_om.input_shape(model, 4, path)
+        atc.input_shape(model, 4, path)
 
 
 def test_a_graph_exported_for_another_device_is_refused(kit):
@@ -510,8 +510,8 @@ def check_refusal(folder, flags, code):
     command = [sys.executable, str(STANDINS / "atc"), *(f"--{name}={value}" for name, value in flags.items())]
     result = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert result.returncode == 255 and "ATC run failed" in result.stdout and not list(folder.glob("out*.om"))
-    first = convert_om.explain(result.stdout)[0]
-    assert code in first and all(part in first for part in convert_om.ERRORS[code])
+    first = atc.explain(result.stdout)[0]
+    assert code in first and all(part in first for part in atc.ERRORS[code])
 
 
 def test_every_code_is_found_with_its_line_and_an_unknown_one_too(tmp_path):
@@ -525,7 +525,7 @@ def test_every_code_is_found_with_its_line_and_an_unknown_one_too(tmp_path):
         "E77777: what is that?",
         "E10501: IR for Op [x] with optype [y] is not registered.",
     ]
-    found = convert_om.explain("\n".join(lines))
+    found = atc.explain("\n".join(lines))
     assert [text.split(":")[0] for text in found] == ["line 3", "line 5", "line 7"]
     assert "opset 11 to 18" in found[0] and "plog" in found[1] and "a code this kit does not know" in found[2]
     with pytest.raises(CheckFailed, match="line 3: E19010"):
