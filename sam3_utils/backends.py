@@ -3,8 +3,9 @@
 """PyTorch, ONNX Runtime and OM behind one interface: `open_model(path, device)`, then `infer(feeds)`.
 
 Every backend has `shapes` (`contract.ModelShapes`), `runtime` ("torch", "onnx" or "om"), `device` (as it is in use),
-`precision`, `infer(feeds)` and `close()`. Feeds and results are numpy arrays by the contract's names; results are
-float32 whatever the runtime computes in.
+`precision`, `taps` (which of `contract.TAPS` it offers), `infer(feeds, taps=())` and `close()`. Feeds and results are
+numpy arrays by the contract's names; results are float32 whatever the runtime computes in. Taps come back beside the
+outputs, and only those that are asked for.
 """
 
 import os
@@ -48,6 +49,10 @@ def open_model(path: Path, device: str | None = None, dtype: str = "float32"):
     raise UsageError(f"{path}: not a checkpoint folder, an .onnx or an .om file")
 
 
+class NotFinite(CheckFailed):
+    """An output holds NaN or infinity."""
+
+
 def _split_device(device: str, kinds: tuple[str, ...], path: Path) -> tuple[str, int]:
     """`cuda:1` to ("cuda", 1); anything that is not one of `kinds` is refused with the choices."""
     match = re.fullmatch(r"([a-z]+)(?::(\d+))?", device)
@@ -63,14 +68,14 @@ def _finite(outputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         outputs[name] = array = np.asarray(array, dtype=np.float32)
         if not (np.isfinite(array.min()) and np.isfinite(array.max())):
             bad = array.size - int(np.isfinite(array).sum())
-            raise CheckFailed(f"the model gave {bad} non-finite values of {array.size} in {name}; check its precision")
+            raise NotFinite(f"the model gave {bad} non-finite values of {array.size} in {name}; check its precision")
     return outputs
 
 
 class TorchModel:
     """A checkpoint folder through PyTorch: the reference of every comparison."""
 
-    runtime = "torch"
+    runtime, taps = "torch", contract.TAPS
 
     def __init__(self, path: Path, device: str, dtype: str):
         import torch
@@ -92,7 +97,7 @@ class TorchModel:
         self._model = checkpoint.load_model(path, dtype).to(self._device)
         self.shapes = checkpoint.model_shapes(self._model.config)
 
-    def infer(self, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def infer(self, feeds: dict[str, np.ndarray], taps: tuple[str, ...] = ()) -> dict[str, np.ndarray]:
         """Run one batch; see the module's docstring."""
         import torch
 
@@ -100,10 +105,13 @@ class TorchModel:
         tensors = {
             name: torch.from_numpy(np.ascontiguousarray(array)).to(self._device) for name, array in feeds.items()
         }
-        tensors["pixel_values"] = tensors["pixel_values"].to(self._model.dtype)
+        pixel_values = tensors.pop("pixel_values").to(self._model.dtype)
         with torch.inference_mode():
-            outputs = self._model(**tensors)
-        return _finite({name: outputs[name].float().cpu().numpy() for name in contract.OUTPUTS})
+            vision = self._model.vision_encoder(pixel_values)  # as Sam3Model.forward does when it gets a picture
+            outputs = self._model(vision_embeds=vision, **tensors)
+        results = {name: outputs[name] for name in contract.OUTPUTS}
+        results |= {name: vision.fpn_hidden_states[contract.TAPS.index(name)] for name in taps}
+        return _finite({name: tensor.float().cpu().numpy() for name, tensor in results.items()})
 
     def close(self) -> None:
         """Free the model's memory."""
@@ -152,12 +160,13 @@ class OnnxModel:
 
         inputs, outputs = describe(self._session.get_inputs()), describe(self._session.get_outputs())
         self.shapes = contract.check_io(inputs, outputs, str(path))
+        self.taps = tuple(name for name in contract.TAPS if name in outputs)
         self.precision = "float16 outputs" if "float16" in dict(outputs.values()) else "float32"
 
-    def infer(self, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def infer(self, feeds: dict[str, np.ndarray], taps: tuple[str, ...] = ()) -> dict[str, np.ndarray]:
         """Run one batch; see the module's docstring."""
         contract.check_feeds(feeds, self.shapes)
-        names = list(contract.OUTPUTS)
+        names = [*contract.OUTPUTS, *taps]
         return _finite(dict(zip(names, self._session.run(names, feeds))))
 
     def close(self) -> None:
@@ -233,11 +242,11 @@ class OmModel:
         except UsageError:
             self.close()
             raise
-        self.device = device
+        self.device, self.taps = device, tuple(name for name in contract.TAPS if name in self._output_names)
         halves = [value.name for value in outputs if str(value.datatype).endswith("float16")]
         self.precision = "as compiled" + (", float16 outputs" if halves else "")
 
-    def infer(self, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def infer(self, feeds: dict[str, np.ndarray], taps: tuple[str, ...] = ()) -> dict[str, np.ndarray]:
         """Run one batch of exactly the compiled size; see the module's docstring."""
         contract.check_feeds(feeds, self.shapes)
         arrays = [np.ascontiguousarray(feeds[name]) for name in self._input_names]
@@ -247,7 +256,7 @@ class OmModel:
             shapes = ", ".join(f"{name} {array.dtype} {array.shape}" for name, array in feeds.items())
             raise CheckFailed(f"NPU {self.device}: inference failed ({error}) with {shapes}") from None
         by_name = dict(zip(self._output_names, results, strict=True))
-        return _finite({name: by_name[name] for name in contract.OUTPUTS})
+        return _finite({name: by_name[name] for name in (*contract.OUTPUTS, *taps)})
 
     def close(self) -> None:
         """Free the model on the device. `InferSession.finalize` would end ACL for every session of the process."""

@@ -18,7 +18,7 @@ from conftest import TINY
 from make_om import make_om
 
 from sam3_utils import contract
-from sam3_utils.backends import OmModel, check_om_path, open_model
+from sam3_utils.backends import NotFinite, OmModel, check_om_path, open_model
 from sam3_utils.cli import CheckFailed, UsageError, one_path
 from sam3_utils.compare import output_differences, random_feeds
 from sam3_utils.pipeline import batch_size_for, infer_padded
@@ -54,6 +54,39 @@ def test_every_slot_of_a_batch_equals_the_batch_of_one(onnx_path, feeds, onnx_ou
         single = model.infer({name: array[row : row + 1] for name, array in feeds.items()})
         for name, array in single.items():
             assert np.abs(array[0] - onnx_outputs[name][row]).max() <= 1e-4, (row, name)
+
+
+def test_taps_are_the_neck_s_levels_on_every_runtime_and_come_only_when_asked_for(tmp_path, onnx_path, feeds):
+    """Against transformers' own vision encoder; ONNX and OM offer what their graph has as outputs."""
+    import torch
+
+    from sam3_utils.checkpoint import load_model
+
+    model = onnx.load(onnx_path)
+    for name in contract.TAPS[1:]:
+        model.graph.output.append(
+            onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["N", 64, None, None])
+        )
+    onnx.save(model, tmp_path / "tapped.onnx")
+    with torch.inference_mode():
+        vision = load_model(TINY).get_vision_features(torch.from_numpy(feeds["pixel_values"]))
+    levels = dict(zip(contract.TAPS, vision.fpn_hidden_states))
+    om = make(tmp_path, tmp_path / "tapped.onnx", batch=3, output_dtypes={"fpn_feat_2": "float16"})
+    for path, offered in (
+        (TINY, contract.TAPS),
+        (tmp_path / "tapped.onnx", contract.TAPS[1:]),
+        (om, contract.TAPS[1:]),
+    ):
+        opened = open_model(path)
+        assert opened.taps == offered
+        assert list(opened.infer(feeds)) == list(contract.OUTPUTS)
+        outputs = opened.infer(feeds, offered[-1:])
+        assert list(outputs) == [*contract.OUTPUTS, "fpn_feat_2"]
+        for name, array in opened.infer(feeds, offered).items():
+            if name in levels:
+                bound = 0.02 if path == om and name == "fpn_feat_2" else 1e-4  # float16's steps between 16 and 32
+                assert array.dtype == np.float32 and np.abs(array - levels[name].numpy()).max() <= bound, (path, name)
+    assert open_model(onnx_path).taps == ()
 
 
 @pytest.mark.parametrize("dtype", ("bfloat16", "float16"))
@@ -258,7 +291,7 @@ def test_non_finite_outputs_are_reported_not_read_as_nothing_found(tmp_path, onn
         return results
 
     model._session = SimpleNamespace(infer=infer)
-    with pytest.raises(CheckFailed, match="1 non-finite values of"):
+    with pytest.raises(NotFinite, match="1 non-finite values of"):
         model.infer(feeds)
 
 
