@@ -1,0 +1,199 @@
+#!/usr/bin/env python3
+# Copyright 2026 The SAM3 offline inference kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""Speed of the model alone on any backend, beside what the chip can do at most, with rows for README's table.
+
+A loop is one batch of prepared inputs through the model, without pictures and decoding. "infer" is what a caller waits
+for: for an OM with the copies to and from the NPU. An OM also gets "NPU compute", ais_bench's figure, without copies.
+
+Example:
+    python3 sam3_benchmark.py --model_path ./sam3_om/sam3_300I_bs4*.om --device 0 --loop 50
+
+Reads:  the model, and what was written beside it; the ONNX file whose matrix products are counted;
+        with --ais_bench_summary that file instead of a run
+Writes: tables; with --report also everything as JSON.
+Exit:   0 measured, 1 the model's answers cannot be used or --onnx_path's work not be counted, 2 wrong usage.
+"""
+
+import resource
+import shlex
+import sys
+import textwrap
+from pathlib import Path
+
+from sam3_utils.cli import UsageError, make_parser, one_path, positive_int, run
+from sam3_utils.roofline import CHIPS
+
+
+def parse_args(argv=None):
+    parser = make_parser(__doc__)
+    parser.add_argument("--model_path", nargs="+", help="an .om, an .onnx, or a checkpoint folder")
+    parser.add_argument(
+        "--device", help="NPU id for an .om (0 if not given); otherwise cpu (if not given), cuda:0, ..."
+    )
+    parser.add_argument(
+        "--batch_size", type=positive_int, help="pictures at once; not given: an .om's own, otherwise 1"
+    )
+    parser.add_argument(
+        "--dtype", default="float32", choices=("float32", "bfloat16", "float16"), help="computing type of a checkpoint"
+    )
+    parser.add_argument("--loop", type=positive_int, default=20, help="timed runs")
+    parser.add_argument("--warmup_count", type=positive_int, default=3, help="runs before them, which do not count")
+    parser.add_argument(
+        "--soc_version", choices=tuple(CHIPS),
+        help="the NPU whose roofline is wanted; not given: the one that an .om's manifest names",
+    )  # fmt: skip
+    parser.add_argument(
+        "--onnx_path", type=Path,
+        help="graph to count the work of; not given: the model's own, for an .om the one that its manifest names",
+    )  # fmt: skip
+    parser.add_argument(
+        "--ais_bench_summary", type=Path, metavar="FILE",
+        help="run nothing, take these figures: ais_bench's _summary.json, or what the command printed",
+    )  # fmt: skip
+    parser.add_argument("--report", type=Path, metavar="FILE", help="write everything as JSON")
+    return parser.parse_args(argv)
+
+
+def run_model(model_path: Path, args) -> tuple[list[dict], dict]:
+    """Open the model and time it: a row for each kind of latency, and what goes on record of the run."""
+    from sam3_utils.backends import open_model
+    from sam3_utils.pipeline import batch_size_for
+    from sam3_utils.roofline import latency_row, measure
+
+    def peak_memory() -> int:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024  # Linux counts in KiB
+
+    memory = {"before": peak_memory()}
+    model = open_model(model_path, args.device, args.dtype)
+    memory["opened"] = peak_memory()
+    batch = batch_size_for(model, args.batch_size)
+    milliseconds = measure(model, batch, args.loop, args.warmup_count)
+    memory["peak"] = peak_memory()
+    model.close()
+    rows = [latency_row(name, times, batch) for name, times in milliseconds.items()]
+    return rows, {
+        "runtime": model.runtime, "device": model.device, "precision": model.precision, "host_memory_mib": memory,
+        "milliseconds": milliseconds, "warmup_count": args.warmup_count,
+    }  # fmt: skip
+
+
+def add_roofline(record: dict, args, model_path: Path | None) -> None:
+    """Put `chip`, `work`, `roofline` and the reasons for what is missing into the record."""
+    from sam3_utils.flops import graph_of, work_of
+    from sam3_utils.roofline import bounds, measured_cpu
+
+    runtime, device, manifest = record["model"]["runtime"], record["device"], record["manifest"]
+    record |= {"chip": device, "work": None, "roofline": None, "not_known": []}
+    # ATC may leave some weights in float32; taken as float16, the bound stays a lower one.
+    float_bytes = 2 if runtime == "om" or args.dtype != "float32" else None
+    graph_path = args.onnx_path or graph_of(model_path, manifest)
+    try:
+        if graph_path is None:
+            raise UsageError("name its graph with --onnx_path")
+        record["work"] = work_of(graph_path, record["batch_size"], float_bytes)
+    except UsageError as error:
+        record["not_known"].append(f"the work of a picture: {error}")
+    chip, remedy = None, ""
+    if runtime == "om" or device.startswith(("npu", "cann")):
+        soc_version = args.soc_version or (manifest or {}).get("soc_version")
+        chip, remedy = CHIPS.get(soc_version), f"; --soc_version takes {', '.join(CHIPS)}"
+        record["chip"] = soc_version or "NPU"
+    elif device == "cpu":
+        chip, record["chip"] = measured_cpu(runtime), record["machine"]["cpu"]
+    if chip is None:
+        record["not_known"].append(f"the peak of {record['chip']}{remedy}")
+    elif record["work"]:
+        record["roofline"] = bounds(chip, record["work"]["flops"], record["work"]["least_bytes"])
+
+
+def print_results(record: dict) -> None:
+    """Latencies, memory, work, roofline, and the rows for README, on stdout."""
+    from sam3_utils.report import columns
+
+    def cell(value, form):
+        return "-" if value is None else format(value, form)
+
+    work, roofline, memory, model = (record[name] for name in ("work", "roofline", "host_memory_mib", "model"))
+    print(f"{model['name']}: {model['runtime']} on {record['device']}, {model['precision']}")
+    print(f"{'':22s}{'batch':>6}{'loops':>6}{'median ms':>12}{'p90 ms':>12}{'p99 ms':>12}{'fps':>12}{'of peak':>9}")
+    for row in record["measurements"]:
+        times = "".join(f"{cell(row[key], '.2f'):>12}" for key in ("median_ms", "p90_ms", "p99_ms"))
+        share = cell(roofline and row["fps"] / roofline["compute_fps"], ".1%")
+        print(f"{row['name']:22s}{row['batch']:6d}{cell(row['loops'], 'd'):>6}{times}{row['fps']:12.4f}{share:>9}")
+    if memory:
+        print(
+            f"host memory, MiB: {memory['before']} before opening, {memory['opened']} after, {memory['peak']} at most"
+        )
+    if work:
+        scale, unit = (1e12, "TFLOP") if work["flops"] > 1e11 else (1e9, "GFLOP")
+        print(f"work of a picture: {work['flops'] / scale:.4g} {unit}, 2 for each multiply-add")
+        for kind in ("operators", "parts"):
+            shares = work[kind].items()
+            print(columns([f"  {name} {value / scale:.3f} ({value / work['flops']:.1%})" for name, value in shares]))
+    if roofline:
+        print(f"peak of {record['chip']}: {roofline['peak'] / 1e12:.4g} TFLOP/s in {roofline['dtype']}")
+        print(f"  by {roofline['source']}")
+        print(f"  at most {roofline['compute_fps']:.4g} fps by compute")
+        if roofline["bandwidth_fps"]:
+            print(
+                f"  at most {roofline['bandwidth_fps']:.4g} fps by memory: {roofline['bandwidth'] / 1e9:.4g} GB/s, "
+                f"{work['least_bytes'] / 1e9:.3g} GB (weights, inputs, outputs; a lower bound)"
+            )
+    for reason in record["not_known"]:
+        print(textwrap.fill(f"not known: {reason}", 100))
+    print("\n| Chip | Model | Batch size | Speed (fps) | Note |\n|---|---|---|---|---|")
+    for row in record["measurements"]:
+        cells = record["chip"], Path(model["name"]).stem, row["batch"], f"{row['fps']:.4f}", "model alone"
+        print(f"| {' | '.join(map(str, cells))}, {row['name']}, {model['precision']} |")
+
+
+def main(argv=None) -> int:
+    args = parse_args(argv)
+    if not args.model_path and not args.ais_bench_summary:
+        raise UsageError("--model_path: nothing to measure; give a model, or --ais_bench_summary")
+    if args.report and args.report.suffix != ".json":
+        raise UsageError(f"--report {args.report}: the name must end in .json")
+    model_path = one_path(args.model_path, "--model_path") if args.model_path else None
+    on_npu = args.ais_bench_summary or model_path.suffix == ".om" or (args.device or "").startswith(("npu", "cann"))
+    if args.soc_version and not on_npu:
+        raise UsageError(f"--soc_version {args.soc_version}: {model_path} does not run on an NPU here; leave it out")
+    from sam3_utils import files, graph
+    from sam3_utils.backends import describe_model
+    from sam3_utils.compare import read_manifest
+    from sam3_utils.report import versions
+    from sam3_utils.roofline import machine, read_ais_bench
+
+    if args.onnx_path:
+        graph.load_structure(args.onnx_path)  # a wrong file is refused before the run, not after it
+    if args.report:
+        args.report.parent.mkdir(parents=True, exist_ok=True)
+    if args.ais_bench_summary:
+        rows = read_ais_bench(args.ais_bench_summary)
+        measured = {
+            "runtime": "om", "device": args.device or "npu", "precision": "as compiled", "host_memory_mib": None,
+            "ais_bench_summary": {args.ais_bench_summary.name: files.sha256(args.ais_bench_summary)},
+        }  # fmt: skip
+    else:
+        rows, measured = run_model(model_path, args)
+    kind = {name: measured.pop(name) for name in ("runtime", "precision")}
+    model, manifest = {"name": "sam3", "sha256": {}} | kind, None
+    if model_path:
+        model = describe_model(model_path, **kind)
+        manifest = read_manifest(model_path, model["sha256"], str(model_path))
+    if manifest and "precision" in manifest:  # what ATC was told says more than the OM's outputs
+        model["precision"] = " ".join("=".join(pair) for pair in manifest["precision"].items())
+    record = measured | {
+        "command": shlex.join(sys.argv), "machine": machine(), "versions": versions(), "model": model,
+        "manifest": manifest, "batch_size": rows[0]["batch"], "measurements": rows,
+    }  # fmt: skip
+    add_roofline(record, args, model_path)
+    print_results(record)
+    if args.report:
+        files.write_json(args.report, record)
+        print(f"report: {args.report}")
+    return 1 if args.onnx_path and not record["work"] else 0
+
+
+if __name__ == "__main__":
+    run(main)

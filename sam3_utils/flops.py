@@ -1,0 +1,192 @@
+# Copyright 2026 The SAM3 offline inference kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""The work of an ONNX graph: floating-point operations of its matrix products, and the bytes it must move at least."""
+
+import logging
+import math
+from collections import Counter
+from pathlib import Path
+
+from sam3_utils import files
+from sam3_utils.cli import UsageError
+from sam3_utils.contract import INPUTS
+
+logger = logging.getLogger(__name__)
+COUNTED = ("MatMul", "Gemm", "Einsum", "Conv", "ConvTranspose")
+# Products of other kinds, and nodes that hold graphs of their own: a count without them would be silently too low.
+NOT_COUNTABLE = {
+    "Attention", "ConvInteger", "DeformConv", "GRU", "If", "LSTM", "Loop", "MatMulInteger", "QLinearConv",
+    "QLinearMatMul", "RNN", "Scan",
+}  # fmt: skip
+
+
+def infer_shapes(model, batch: int) -> dict[str, tuple[int | None, ...]]:
+    """The shape of every tensor of a graph at one batch size, as far as it is known; the model stays as it is.
+
+    Args:
+        model: onnx.ModelProto; its weights need not be loaded, and may be inputs still, as `graph.trace` gives them.
+        batch: what the free first dimension of the inputs becomes.
+
+    Returns:
+        Name -> shape, None where a size depends on more than the batch; a tensor of unknown rank is left out.
+
+    Raises:
+        UsageError: the batch is fixed to another number, or operators contradict each other.
+    """
+    import onnx
+
+    fixed = onnx.ModelProto()
+    fixed.CopyFrom(model)
+    graph = fixed.graph
+    del graph.value_info[:]
+    for value in graph.output:
+        value.type.tensor_type.ClearField("shape")
+    for value in graph.input:
+        for dim in value.type.tensor_type.shape.dim[:1]:
+            if not dim.HasField("dim_value"):
+                dim.dim_value = batch
+            elif value.name in INPUTS and dim.dim_value != batch:
+                raise UsageError(f"the graph is made for batches of {dim.dim_value}, not {batch}")
+    try:
+        fixed = onnx.shape_inference.infer_shapes(fixed, strict_mode=True, data_prop=True)
+    except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError) as error:
+        raise UsageError(f"the shapes inside the graph cannot be found: {str(error)[:200]}") from None
+    shapes = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+    for value in (*fixed.graph.input, *fixed.graph.value_info, *fixed.graph.output):
+        kind = value.type.tensor_type
+        if kind.HasField("shape"):
+            shapes[value.name] = tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in kind.shape.dim)
+    return shapes
+
+
+def _flops(node, inputs: list[tuple[int, ...]], output: tuple[int, ...]) -> int:
+    """2 for every multiply-add; a bias is not counted, as usual."""
+    attributes = {attribute.name: attribute for attribute in node.attribute}
+    if node.op_type == "MatMul":
+        return 2 * math.prod(output) * inputs[0][-1]
+    if node.op_type == "Gemm":
+        return 2 * math.prod(output) * inputs[0][0 if "transA" in attributes and attributes["transA"].i else 1]
+    if node.op_type == "Conv":  # weights: (out, in / group, *kernel)
+        return 2 * math.prod(output) * math.prod(inputs[1][1:])
+    if node.op_type == "ConvTranspose":  # weights: (in, out / group, *kernel); every input meets each of them
+        return 2 * math.prod(inputs[0]) * math.prod(inputs[1][1:])
+    terms = attributes["equation"].s.decode().replace(" ", "").split("->")[0].split(",")
+    sizes = {index: size for term, shape in zip(terms, inputs) for index, size in zip(term, shape)}
+    return 2 * math.prod(sizes.values())
+
+
+def count_flops(model, batch: int) -> dict[str, dict[str, int]]:
+    """FLOPs of one run over `batch` pictures: matrix products and convolutions, 2 for each multiply-add.
+
+    Args:
+        model: onnx.ModelProto; its weights need not be loaded.
+
+    Returns:
+        The same total twice: under "operators" by operator type, under "parts" by the first component of the nodes'
+        names, such as vision_encoder.
+
+    Raises:
+        UsageError: a shape cannot be found, or the graph has products that are not counted here.
+    """
+    foreign = {node.op_type for node in model.graph.node if node.domain not in ("", "ai.onnx")}
+    foreign |= NOT_COUNTABLE & {node.op_type for node in model.graph.node}
+    if foreign:
+        raise UsageError(f"the graph has {', '.join(sorted(foreign))}, whose work is not counted; use a plain export")
+    shapes = infer_shapes(model, batch)
+    operators, parts = Counter(), Counter()
+    for node in model.graph.node:
+        if node.op_type not in COUNTED:
+            continue
+        *inputs, output = (shapes.get(name, (None,)) for name in (*filter(None, node.input), node.output[0]))
+        if None in (*output, *(size for shape in inputs for size in shape)):
+            raise UsageError(f"the shapes of {node.name} depend on more than the batch; export with fixed sizes")
+        flops = _flops(node, inputs, output)
+        operators[node.op_type] += flops
+        part, _, rest = node.name.strip("/").partition("/")
+        parts[part if rest else "other"] += flops
+    return {"operators": dict(operators.most_common()), "parts": dict(parts.most_common())}
+
+
+def least_bytes(model, batch: int, float_bytes: int | None = None) -> int:
+    """A lower bound of the bytes that one run moves: weights, inputs and outputs once; no intermediate result.
+
+    Tables that only Gather reads do not count, since a run needs some rows of them.
+
+    Args:
+        model: onnx.ModelProto; its weights need not be loaded.
+        float_bytes: bytes of a floating-point weight on the device; None takes them as they are stored.
+
+    Raises:
+        UsageError: the shape of an input or output cannot be found.
+    """
+    from onnx.helper import tensor_dtype_to_np_dtype
+
+    shapes = infer_shapes(model, batch)
+    outputs = {value.name for value in model.graph.output}
+    tensors = {value.name: value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
+    tensors |= {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+    read_whole = {
+        name for node in model.graph.node for position, name in enumerate(node.input)
+        if position or node.op_type != "Gather"
+    }  # fmt: skip
+    total = 0
+    for name, kind in tensors.items():
+        is_weight, dtype = name not in INPUTS and name not in outputs, tensor_dtype_to_np_dtype(kind)
+        if is_weight and name not in read_whole:
+            continue
+        if None in shapes.get(name, (None,)):
+            raise UsageError(f"the shape of {name} depends on more than the batch; export with fixed sizes")
+        size = float_bytes if is_weight and float_bytes and dtype.kind == "f" else dtype.itemsize
+        total += math.prod(shapes[name]) * size
+    return total
+
+
+def graph_of(model_path: Path | None, manifest: dict | None) -> Path | None:
+    """What a model's work can be counted on, or None.
+
+    Args:
+        manifest: what was written beside the model. An OM's names the ONNX file it was compiled from, which counts if
+            it is still that file.
+    """
+    if model_path is None or model_path.suffix != ".om":
+        return model_path
+    named = (manifest or {}).get("onnx")
+    if not named:
+        return None
+    path = model_path.absolute().parent.parent / named["path"]  # relative to the folder that holds ./sam3_om
+    if path.is_file() and files.sha256(path) == named["sha256"].get(path.name):
+        return path
+    logger.warning("%s: compiled from %s, which is gone or another file by now", model_path, named["path"])
+    return None
+
+
+def work_of(path: Path, batch: int, float_bytes: int | None = None) -> dict:
+    """What one picture costs when `batch` of them run at once, and which graph says so.
+
+    Args:
+        path: an ONNX file, or a checkpoint folder, whose graph is traced as the export would do it.
+        float_bytes: as in `least_bytes`.
+
+    Returns:
+        `flops`; the same by "operators" and by "parts"; `least_bytes`; `graph` with path, SHA-256 and opsets.
+
+    Raises:
+        UsageError: the graph cannot be read, or not counted.
+    """
+    from sam3_utils import graph
+
+    if path.is_dir():
+        from sam3_utils import checkpoint, text_graph  # torch, which a host with an NPU need not have
+
+        logger.info("%s: tracing its graph, to count the work", path)
+        model, digest = text_graph.build(checkpoint.empty_model(path))[0], None
+    else:
+        model, digest = graph.load_structure(path), files.sha256(path)
+    work = {kind: {name: value / batch for name, value in counts.items()}
+            for kind, counts in count_flops(model, batch).items()}  # fmt: skip
+    opsets = {entry.domain or "ai.onnx": entry.version for entry in model.opset_import}
+    return work | {
+        "flops": sum(work["operators"].values()),
+        "least_bytes": least_bytes(model, batch, float_bytes) / batch,
+        "graph": {"path": str(path), "sha256": digest, "opset": opsets},
+    }

@@ -1,0 +1,225 @@
+# Copyright 2026 The SAM3 offline inference kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""Speed as measured (latencies, ais_bench's own figures) and as it could be: what a chip can do at most."""
+
+import json
+import os
+import platform
+import re
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from sam3_utils.cli import UsageError
+
+
+@dataclass(frozen=True)
+class Chip:
+    """What a chip can do at most, and who says so.
+
+    `peak` in FLOP/s of matrix products of `dtype`, 2 for each multiply-add; `bandwidth` of its memory in bytes/s, or
+    None where it is not known.
+    """
+
+    peak: float
+    dtype: str
+    bandwidth: float | None
+    source: str
+
+
+# By CANN's platform files (<toolkit>/data/platform_config/<SoC>.ini): the cube unit of a core does 16 x 16 x 16
+# multiply-adds in a cycle; ddr_rate is the bytes a core gets from memory in a cycle.
+CHIPS = {
+    # ai_core_cnt=8 at cube_freq=1060 with ddr_rate=17, and 7 vector cores at 1000 MHz with 9 bytes. Atlas 300I Duo,
+    # which carries two of these chips, is sold with 408 GB/s.
+    "Ascend310P3": Chip(
+        2 * 8 * 16**3 * 1.06e9, "float16", 8 * 17 * 1.06e9 + 7 * 9 * 1.00e9, "CANN platform_config/Ascend310P3.ini"
+    ),
+    # cube_core_cnt=20 at cube_freq=1500 with ddr_rate=32. Published bandwidths lie between 400 and 1200 GB/s.
+    "Ascend910B4": Chip(2 * 20 * 16**3 * 1.5e9, "float16", 20 * 32 * 1.5e9, "CANN platform_config/Ascend910B4.ini"),
+}
+GEMM_SIDE = 2048  # large enough for every core of a server, 17 GFLOP
+GEMM_RUNS = 10
+NUMBER = r"[\d.]+(?:[eE][+-]?\d+)?"
+
+
+def measured_cpu(runtime: str) -> Chip:
+    """This machine's CPU, its peak being the fastest of several float32 matrix products.
+
+    What else runs on the machine only makes them slower, hence the fastest. The products are done by the library that
+    runs the model: numpy's reach half of ONNX Runtime's where its BLAS does not know the CPU.
+
+    Args:
+        runtime: "torch" or "onnx".
+    """
+    import numpy as np
+
+    matrix = np.random.default_rng(0).random((GEMM_SIDE, GEMM_SIDE), dtype=np.float32)
+    if runtime == "torch":
+        import torch
+
+        tensor = torch.from_numpy(matrix)
+
+        def multiply():
+            return tensor @ tensor
+    else:
+        import onnx
+        import onnxruntime
+
+        shape = f"float[{GEMM_SIDE},{GEMM_SIDE}]"
+        text = f'<ir_version: 8, opset_import: ["": 17]> product ({shape} x) => ({shape} y) {{ y = MatMul (x, x) }}'
+        session = onnxruntime.InferenceSession(
+            onnx.parser.parse_model(text).SerializeToString(), providers=["CPUExecutionProvider"]
+        )
+
+        def multiply():
+            return session.run(None, {"x": matrix})
+
+    seconds = []
+    for _ in range(GEMM_RUNS):
+        started = time.perf_counter()
+        multiply()
+        seconds.append(time.perf_counter() - started)
+    source = f"the fastest of {GEMM_RUNS} products of {GEMM_SIDE} x {GEMM_SIDE} matrices, {runtime}, in this run"
+    return Chip(2 * GEMM_SIDE**3 / min(seconds), "float32", None, source)
+
+
+def bounds(chip: Chip, flops: float, least_bytes: float) -> dict:
+    """The chip, and the pictures a second that it cannot exceed.
+
+    Args:
+        flops, least_bytes: FLOP and memory traffic of one picture, as `flops.work_of` gives them.
+
+    Returns:
+        The chip's fields, `compute_fps`, and `bandwidth_fps` (None where the bandwidth is not known). Real traffic is
+        larger by every intermediate result that does not stay on the chip: the second bound is far from tight.
+    """
+    bandwidth_fps = None if chip.bandwidth is None else chip.bandwidth / least_bytes
+    return asdict(chip) | {"compute_fps": chip.peak / flops, "bandwidth_fps": bandwidth_fps}
+
+
+def machine() -> dict:
+    """The computer, and what the NPU's driver says of itself where one is installed."""
+    found = {"cpu": platform.machine(), "cores": len(os.sched_getaffinity(0)), "system": platform.platform()}
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):  # aarch64 has no such line
+            found["cpu"] = line.split(":", 1)[1].strip()
+    driver = Path("/usr/local/Ascend/driver/version.info")
+    return found | ({"npu_driver": driver.read_text(encoding="utf-8").split()} if driver.is_file() else {})
+
+
+def prepared_feeds(shapes, batch: int) -> dict:
+    """Inputs by the contract: random pictures in -1..1, and a phrase of three tokens.
+
+    No tokenizer is needed: every vocabulary has the id 1. A mask of zeros, which ais_bench feeds, would leave the
+    attention nothing to attend to.
+    """
+    import numpy as np
+
+    from sam3_utils.contract import TEXT_LENGTH
+
+    side = shapes.image_size
+    pictures = 2 * np.random.default_rng(0).random((batch, 3, side, side), dtype=np.float32) - 1
+    tokens = np.zeros((batch, TEXT_LENGTH), dtype=np.int64)
+    tokens[:, :3] = 1
+    return {"pixel_values": pictures, "input_ids": tokens, "attention_mask": tokens}
+
+
+def measure(model, batch: int, loop: int, warmup_count: int) -> dict[str, list[float]]:
+    """Time `loop` batches after `warmup_count` others.
+
+    Args:
+        model: from `backends.open_model`.
+
+    Returns:
+        Milliseconds of each loop. "infer": the wall time of `model.infer`, which checks what goes in and comes out,
+        and for an OM copies it to the NPU and back. For an OM also "NPU compute", ais_bench's time without copies,
+        kept in float32 since the session began: to 0.25 ms after an hour.
+    """
+    from tqdm import trange
+
+    feeds = prepared_feeds(model.shapes, batch)
+    milliseconds = []
+    for _ in trange(warmup_count + loop, unit="batch", disable=None):
+        started = time.perf_counter()
+        model.infer(feeds)
+        milliseconds.append(1000 * (time.perf_counter() - started))
+    measured = {"infer": milliseconds[warmup_count:]}
+    if model.runtime == "om":
+        times = model._session.summary().exec_time_list[-loop:]
+        measured["NPU compute"] = [end - start for start, end in times]
+    return measured
+
+
+def latency_row(name: str, milliseconds: list[float], batch: int) -> dict:
+    """Statistics of the latencies of one batch; percentiles are interpolated linearly, fps = batch / median."""
+    import numpy as np
+
+    median, p90, p99 = map(float, np.percentile(milliseconds, (50, 90, 99)))
+    return {
+        "name": name, "batch": batch, "loops": len(milliseconds), "mean_ms": float(np.mean(milliseconds)),
+        "median_ms": median, "p90_ms": p90, "p99_ms": p99, "fps": 1000 * batch / median,
+    }  # fmt: skip
+
+
+def _ais_bench_row(name: str, batch: float, throughput: float, times: dict, p90: float | None) -> dict:
+    if batch < 1 or batch % 1 or not throughput > 0:
+        raise ValueError(f"mean batch {batch:g}, throughput {throughput:g}")
+    return {
+        "name": name, "batch": int(batch), "loops": times.get("count"), "mean_ms": times["mean"],
+        "median_ms": times.get("median"), "p90_ms": p90, "p99_ms": times.get("percentile(99%)"), "fps": throughput,
+    }  # fmt: skip
+
+
+def _from_summary(text: str) -> list[dict]:
+    import numpy as np
+
+    content = json.loads(text)
+    times, throughput = content["NPU_compute_time"], content["throughput"]
+    # With threads the list holds (start, end) pairs instead of durations.
+    p90 = float(np.percentile(content["npu_compute_time_list"], 90)) if "median" in times else None
+    # The batch is not in the file, but throughput = 1000 * batch / mean.
+    return [_ais_bench_row("ais_bench", round(throughput * times["mean"] / 1000, 6), throughput, times, p90)]
+
+
+def _from_log(text: str) -> list[dict]:
+    lines = [line for line in text.splitlines() if "NPU_compute_time" in line or "throughput:" in line]
+    statistics, devices, rows = {}, {}, []
+    for line in lines:
+        if "NPU_compute_time (ms): " in line:
+            found = {key: float(value) for key, value in re.findall(rf"([\w()%]+) = ({NUMBER})", line)}
+            # Several devices print between each other: the mean says which throughput belongs here.
+            statistics[found["mean"]] = found
+        elif match := re.search(rf"device_(\d+) throughput:({NUMBER})", line):
+            devices[float(match[2])] = match[1]
+    for line in lines:
+        pattern = rf"throughput 1000\*batchsize\.mean\(({NUMBER})\)/NPU_compute_time\.mean\(({NUMBER})\): ({NUMBER})"
+        if match := re.search(pattern, line):
+            batch, mean, throughput = map(float, match.groups())
+            name = f"ais_bench, device {devices[throughput]}" if throughput in devices else "ais_bench"
+            rows.append(_ais_bench_row(name, batch, throughput, statistics[mean], None))
+    return rows
+
+
+def read_ais_bench(path: Path) -> list[dict]:
+    """ais_bench's own figures, a row for each device, as `latency_row` has them.
+
+    fps is ais_bench's throughput, which is batch / mean and never the sum over devices. What ais_bench does not say is
+    None: with --threads above 1 all but the mean, and p90 in what it prints.
+
+    Args:
+        path: the `<name>_summary.json` that `python3 -m ais_bench --output` writes, or what the command printed.
+
+    Raises:
+        UsageError: the file holds neither, or the run came to nothing.
+    """
+    if not path.is_file():
+        raise UsageError(f"{path}: no such file; give ais_bench's _summary.json, or what the command printed")
+    text = path.read_text(encoding="utf-8", errors="replace")  # reads the \r that ends a progress bar as a new line
+    try:
+        rows = _from_summary(text) if text.lstrip().startswith("{") else _from_log(text)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"{path}: not a usable summary of ais_bench ({type(error).__name__}: {error})") from None
+    if not rows:
+        raise UsageError(f"{path}: no summary of ais_bench; give its _summary.json, or all that the command printed")
+    return rows
