@@ -22,7 +22,7 @@ import textwrap
 from pathlib import Path
 
 from sam3_utils.cli import UsageError, make_parser, one_path, positive_int, run
-from sam3_utils.roofline import CHIPS
+from sam3_utils.speed import CHIPS
 
 
 def parse_args(argv=None):
@@ -59,7 +59,7 @@ def run_model(model_path: Path, args) -> tuple[list[dict], dict]:
     """Open the model and time it: a row for each kind of latency, and what goes on record of the run."""
     from sam3_utils.backends import open_model
     from sam3_utils.pipeline import batch_size_for
-    from sam3_utils.roofline import latency_row, measure
+    from sam3_utils.speed import latency_row, measure
 
     def peak_memory() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024  # Linux counts in KiB
@@ -81,7 +81,7 @@ def run_model(model_path: Path, args) -> tuple[list[dict], dict]:
 def add_roofline(record: dict, args, model_path: Path | None) -> None:
     """Put `chip`, `work`, `roofline` and the reasons for what is missing into the record."""
     from sam3_utils.flops import graph_of, work_of
-    from sam3_utils.roofline import bounds, measured_cpu
+    from sam3_utils.speed import bounds, measured_cpu
 
     runtime, device, manifest = record["model"]["runtime"], record["device"], record["manifest"]
     record |= {"chip": device, "work": None, "roofline": None, "not_known": []}
@@ -162,7 +162,7 @@ def main(argv=None) -> int:
     from sam3_utils.backends import describe_model
     from sam3_utils.compare import read_manifest
     from sam3_utils.report import versions
-    from sam3_utils.roofline import machine, read_ais_bench
+    from sam3_utils.speed import machine, read_ais_bench
 
     if args.onnx_path:
         graph.load_structure(args.onnx_path)  # a wrong file is refused before the run, not after it

@@ -111,7 +111,7 @@ def judged(models, paths, sizes, processor, samples, tokens, settings, output_di
     Raises:
         NotFinite: an output is not finite.
     """
-    from sam3_utils import compare
+    from sam3_utils import compare, differences
 
     pair = tuple(compare.named(model, f"{side} {paths[side]}", settings["taps"]) for side, model in models.items())
     compared = compare.compare_models(
@@ -122,7 +122,7 @@ def judged(models, paths, sizes, processor, samples, tokens, settings, output_di
         for side, model in zip(models, pair)
         if sizes[side] > 1
     }
-    gates = compare.judge(compared, slots, settings)
+    gates = differences.judge(compared, slots, settings)
     print_tables(compared, gates, settings)
     if output_dir:
         compare.draw_worst(output_dir / "worst.png", compared)
@@ -135,9 +135,9 @@ def judged(models, paths, sizes, processor, samples, tokens, settings, output_di
         "value": sum(merged) / len(merged) if merged else None,
         "outputs": compared["outputs"],
         "detections": compared["detections"],
-        "mask_iou": compare.spread(compared["mask_ious"]),
-        "mask_shift": compare.spread(compared["mask_shifts"]),
-        "merged_iou": compare.spread(merged),
+        "mask_iou": differences.spread(compared["mask_ious"]),
+        "mask_shift": differences.spread(compared["mask_shifts"]),
+        "merged_iou": differences.spread(merged),
         "slots": slots,
         "gates": gates,
         "passed": not failed,

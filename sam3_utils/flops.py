@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from pathlib import Path
 
-from sam3_utils import files
+from sam3_utils import files, graph
 from sam3_utils.cli import UsageError
 from sam3_utils.contract import INPUTS
 
@@ -20,43 +20,17 @@ NOT_COUNTABLE = {
 }  # fmt: skip
 
 
-def infer_shapes(model, batch: int) -> dict[str, tuple[int | None, ...]]:
-    """The shape of every tensor of a graph at one batch size, as far as it is known; the model stays as it is.
-
-    Args:
-        model: onnx.ModelProto; its weights need not be loaded, and may be inputs still, as `graph.trace` gives them.
-        batch: what the free first dimension of the inputs becomes.
-
-    Returns:
-        Name -> shape, None where a size depends on more than the batch; a tensor of unknown rank is left out.
+def _shapes(model, batch: int) -> dict[str, tuple[int | None, ...]]:
+    """name -> shape of every tensor of known rank, from `graph.infer_shapes`.
 
     Raises:
-        UsageError: the batch is fixed to another number, or operators contradict each other.
+        UsageError: SAM3's inputs are fixed to another batch, or the shapes contradict each other.
     """
-    import onnx
-
-    fixed = onnx.ModelProto()
-    fixed.CopyFrom(model)
-    graph = fixed.graph
-    del graph.value_info[:]
-    for value in graph.output:
-        value.type.tensor_type.ClearField("shape")
-    for value in graph.input:
-        for dim in value.type.tensor_type.shape.dim[:1]:
-            if not dim.HasField("dim_value"):
-                dim.dim_value = batch
-            elif value.name in INPUTS and dim.dim_value != batch:
-                raise UsageError(f"the graph is made for batches of {dim.dim_value}, not {batch}")
-    try:
-        fixed = onnx.shape_inference.infer_shapes(fixed, strict_mode=True, data_prop=True)
-    except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError) as error:
-        raise UsageError(f"the shapes inside the graph cannot be found: {str(error)[:200]}") from None
-    shapes = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
-    for value in (*fixed.graph.input, *fixed.graph.value_info, *fixed.graph.output):
-        kind = value.type.tensor_type
-        if kind.HasField("shape"):
-            shapes[value.name] = tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in kind.shape.dim)
-    return shapes
+    for value in model.graph.input:
+        size = value.type.tensor_type.shape.dim[0].dim_value if value.name in INPUTS else 0
+        if size not in (0, batch):
+            raise UsageError(f"the graph is made for batches of {size}, not {batch}")
+    return {name: shape for name, (_, shape) in graph.infer_shapes(model, batch).items() if shape is not None}
 
 
 def _flops(node, inputs: list[tuple[int, ...]], output: tuple[int, ...]) -> int:
@@ -92,7 +66,7 @@ def count_flops(model, batch: int) -> dict[str, dict[str, int]]:
     foreign |= NOT_COUNTABLE & {node.op_type for node in model.graph.node}
     if foreign:
         raise UsageError(f"the graph has {', '.join(sorted(foreign))}, whose work is not counted; use a plain export")
-    shapes = infer_shapes(model, batch)
+    shapes = _shapes(model, batch)
     operators, parts = Counter(), Counter()
     for node in model.graph.node:
         if node.op_type not in COUNTED:
@@ -121,7 +95,7 @@ def least_bytes(model, batch: int, float_bytes: int | None = None) -> int:
     """
     from onnx.helper import tensor_dtype_to_np_dtype
 
-    shapes = infer_shapes(model, batch)
+    shapes = _shapes(model, batch)
     outputs = {value.name for value in model.graph.output}
     tensors = {value.name: value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
     tensors |= {tensor.name: tensor.data_type for tensor in model.graph.initializer}
@@ -173,8 +147,6 @@ def work_of(path: Path, batch: int, float_bytes: int | None = None) -> dict:
     Raises:
         UsageError: the graph cannot be read, or not counted.
     """
-    from sam3_utils import graph
-
     if path.is_dir():
         from sam3_utils import checkpoint, text_graph  # torch, which a host with an NPU need not have
 

@@ -44,11 +44,13 @@ def columns(cells: list[str], width: int = 100) -> str:
     return "\n".join(lines)
 
 
-def overlay(picture: Image.Image, truth: np.ndarray, predicted: np.ndarray, caption: str) -> Image.Image:
-    """The picture in grey three times: annotated mask in green, predicted in blue, and where they differ in red.
+def overlay(
+    picture: Image.Image, truth: np.ndarray, predicted: np.ndarray, caption: str, names=("annotated", "predicted")
+) -> Image.Image:
+    """The picture in grey three times: one mask in green, the other in blue, and where they differ in red.
 
     Args:
-        truth, predicted: (height, width) bool masks.
+        truth, predicted: (height, width) bool masks; `names` is what they are called.
     """
     rgb = np.asarray(picture.convert("L").convert("RGB"), dtype=np.float32)
 
@@ -62,7 +64,7 @@ def overlay(picture: Image.Image, truth: np.ndarray, predicted: np.ndarray, capt
     )
     canvas = Image.new("RGB", (panels.shape[1], panels.shape[0] + 16), (255, 255, 255))
     canvas.paste(Image.fromarray(panels.astype(np.uint8)), (0, 16))
-    ImageDraw.Draw(canvas).text((4, 2), f"{caption} | annotated, predicted, difference", fill=(0, 0, 0))
+    ImageDraw.Draw(canvas).text((4, 2), f"{caption} | {names[0]}, {names[1]}, difference", fill=(0, 0, 0))
     return canvas
 
 

@@ -20,7 +20,8 @@ from make_om import make_om
 from sam3_utils import contract
 from sam3_utils.backends import NotFinite, OmModel, check_om_path, open_model
 from sam3_utils.cli import CheckFailed, UsageError, one_path
-from sam3_utils.compare import output_differences, random_feeds
+from sam3_utils.compare import random_feeds
+from sam3_utils.differences import output_differences
 from sam3_utils.pipeline import batch_size_for, infer_padded
 
 

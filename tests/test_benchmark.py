@@ -16,7 +16,7 @@ import pytest
 from conftest import ROOT, STANDINS, TINY, error_line, run_script
 from make_om import make_om
 
-from sam3_utils import contract, flops, graph, roofline
+from sam3_utils import contract, flops, graph, speed
 from sam3_utils.files import sha256
 
 LOOPS = 4
@@ -126,7 +126,7 @@ def test_an_om_s_roofline_is_its_chip_s(runs):
     assert record["roofline"]["compute_fps"] == pytest.approx(69.47e12 / record["work"]["flops"], rel=1e-4)
     assert record["roofline"]["bandwidth_fps"] == pytest.approx(207.2e9 / record["work"]["least_bytes"], rel=1e-3)
     assert "precision_mode_v2=fp16" in runs["om"][0].stdout
-    chip = roofline.CHIPS["Ascend910B4"]
+    chip = speed.CHIPS["Ascend910B4"]
     assert (chip.peak, chip.bandwidth) == pytest.approx((245.76e12, 960e9), rel=1e-9)
 
 
@@ -152,14 +152,14 @@ def test_a_cpu_s_peak_is_measured_in_the_same_run(runs, runtime):
 def test_facebook_sam3_s_bounds_are_those_of_the_published_peaks():
     """6.05 TFLOP a picture: the guide's best figures are about 15 % and 12 % of what the chips could do."""
     for chip, bound, guide, share in (("Ascend310P3", 11.48, 1.6882, 0.147), ("Ascend910B4", 40.62, 4.9664, 0.122)):
-        found = roofline.bounds(roofline.CHIPS[chip], 6.05e12, 2e9)["compute_fps"]
+        found = speed.bounds(speed.CHIPS[chip], 6.05e12, 2e9)["compute_fps"]
         assert found == pytest.approx(bound, rel=1e-3)
         assert guide / found == pytest.approx(share, abs=5e-4)
 
 
 def test_prepared_inputs_fit_the_contract_and_mask_nothing_out_entirely():
     shapes = contract.ModelShapes(224, 16, 64, None)
-    feeds = roofline.prepared_feeds(shapes, 3)
+    feeds = speed.prepared_feeds(shapes, 3)
     contract.check_feeds(feeds, shapes)
     assert (feeds["attention_mask"].sum(1) == 3).all() and feeds["input_ids"].max() == 1
     assert -1 <= feeds["pixel_values"].min() < -0.9 and 0.9 < feeds["pixel_values"].max() <= 1
@@ -299,7 +299,7 @@ def test_what_ais_bench_printed_is_read_through_its_progress_bars(tmp_path):
         f"[INFO] warm up 1 done\nloop inference exec: (5/5)\r{bar}\r{compute}\r\n{throughput}\n[INFO] ------\n",
         newline="",
     )
-    [row] = roofline.read_ais_bench(log)
+    [row] = speed.read_ais_bench(log)
     assert (row["batch"], row["median_ms"], row["p90_ms"], row["loops"]) == (4, 2351.25, None, None)
     assert row["fps"] == pytest.approx(4000 / np.mean(TIMES)) and row["p99_ms"] == pytest.approx(percentile(TIMES, 99))
 
@@ -313,7 +313,7 @@ def test_several_devices_are_rows_of_their_own_and_their_sum_is_none(tmp_path):
     lines += [f"[INFO] i:{i} device_{i + 2} throughput:{fps[i]} start_time:1.0 end_time:2.0" for i in (0, 1)]
     lines += [f"[INFO] summary throughput:{sum(map(float, fps))}"]
     log.write_text("\n".join(lines))
-    rows = {row["name"]: row for row in roofline.read_ais_bench(log)}
+    rows = {row["name"]: row for row in speed.read_ais_bench(log)}
     assert set(rows) == {"ais_bench, device 2", "ais_bench, device 3"}
     assert rows["ais_bench, device 2"]["median_ms"] == 2351.25
     assert rows["ais_bench, device 3"]["median_ms"] == pytest.approx(1.5 * 2351.25)
@@ -325,7 +325,7 @@ def test_a_run_with_threads_gives_means_only(tmp_path):
     path.write_text(json.dumps(summary_of(TIMES, 2, threads=True)))
     throughput = line_of(TIMES, 2)[1]
     log.write_text(f"[INFO] NPU_compute_time (ms): mean = {np.mean(TIMES)}\n{throughput}\n")
-    for row in (*roofline.read_ais_bench(path), *roofline.read_ais_bench(log)):
+    for row in (*speed.read_ais_bench(path), *speed.read_ais_bench(log)):
         assert row["fps"] == pytest.approx(2000 / np.mean(TIMES)) and row["batch"] == 2
         assert [row[key] for key in ("median_ms", "p90_ms", "p99_ms")] == [None] * 3
     printed = benchmark("--ais_bench_summary", path)

@@ -20,13 +20,13 @@ from make_om import make_om
 from onnx import helper, numpy_helper
 
 import sam3_compare
-from sam3_utils import compare, contract, files
+from sam3_utils import compare, contract, differences, files
 from sam3_utils.backends import open_model
 from sam3_utils.cli import CheckFailed, UsageError
 from sam3_utils.coco_iou import judge as judge_coco
 from sam3_utils.images import load_rgb, prepare
 from sam3_utils.metrics import mask_iou
-from sam3_utils.postprocess import encode_rle
+from sam3_utils.postprocess import encode_rle, instance_scores, resize_masks
 from sam3_utils.prompts import encode_phrases
 
 PHRASES = ("circle", "triangle", "star")
@@ -303,7 +303,7 @@ def test_unrelated_values_of_equal_mean_and_variance_fail(run, tapped, tmp_path,
 def test_unrelated_values_far_from_zero_fail_although_their_cosine_does_not():
     rng = np.random.default_rng(0)
     first, second = (20 + rng.normal(0, 1, (2, 1000)) for _ in range(2))
-    figures = compare.difference_figures([compare.difference_row(*pair) for pair in zip(first, second)])
+    figures = differences.difference_figures([differences.difference_row(*pair) for pair in zip(first, second)])
     assert figures["cosine"] > 0.99
     assert figures["relative"] == pytest.approx(np.sqrt(2), rel=0.1)  # two independent deviations of 1
 
@@ -311,7 +311,7 @@ def test_unrelated_values_far_from_zero_fail_although_their_cosine_does_not():
 def test_figures_of_a_difference_by_hand():
     reference = np.array([[1, -1, 3], [5, 1, 3]], dtype=np.float32)  # mean 2, mean square 46 / 6
     candidate = np.array([[1, -1, 3], [5, 1, 7]], dtype=np.float32)
-    figures = compare.difference_figures([compare.difference_row(*pair) for pair in zip(reference, candidate)])
+    figures = differences.difference_figures([differences.difference_row(*pair) for pair in zip(reference, candidate)])
     assert figures["max_abs"] == 4 and figures["mean_abs"] == pytest.approx(4 / 6)
     assert figures["cosine"] == pytest.approx(47 / np.sqrt(35 * 75))  # of the second sample
     assert figures["relative"] == pytest.approx(np.sqrt((16 / 6) / (46 / 6 - 4)))
@@ -320,39 +320,39 @@ def test_figures_of_a_difference_by_hand():
 
 def test_values_closer_together_than_16_bits_resolve_are_measured_against_their_size():
     reference = 100 + np.array([[0.0, 0.001, -0.001, 0.002]])
-    figures = compare.difference_figures([compare.difference_row(reference, reference + 0.05)])
+    figures = differences.difference_figures([differences.difference_row(reference, reference + 0.05)])
     assert figures["relative"] == pytest.approx(0.05 / (100 / 20), rel=1e-4)
 
 
 def test_one_value_a_sample_is_judged_in_units_of_its_size_and_by_the_cosine_over_all_samples():
     reference, candidate = np.array([[3.0], [-4.0]]), np.array([[3.0], [-3.0]])
-    figures = compare.difference_figures([compare.difference_row(*pair) for pair in zip(reference, candidate)])
+    figures = differences.difference_figures([differences.difference_row(*pair) for pair in zip(reference, candidate)])
     assert figures["cosine"] == pytest.approx(21 / (5 * np.sqrt(18)))
     assert figures["relative"] == pytest.approx(np.sqrt(1 / 2) / np.sqrt(25 / 2))
-    small = compare.difference_figures([compare.difference_row(np.array([0.01]), np.array([0.05]))])
+    small = differences.difference_figures([differences.difference_row(np.array([0.01]), np.array([0.05]))])
     assert small["relative"] == pytest.approx(0.04)  # a logit of 0.04 is nothing, whatever the reference's
 
 
 def test_values_at_the_end_of_float16_are_counted_where_the_reference_has_none():
     reference, candidate = np.array([[1e5, 70000, 3]]), np.array([[65504, 70000, -65504]])
-    figures = compare.difference_figures([compare.difference_row(*pair) for pair in zip(reference, candidate)])
+    figures = differences.difference_figures([differences.difference_row(*pair) for pair in zip(reference, candidate)])
     assert figures["saturated"] == 1
-    gates = compare.judge(compared(outputs={"fpn_feat_0": figures}), {}, limits())
+    gates = differences.judge(compared(outputs={"fpn_feat_0": figures}), {}, limits())
     assert not next(gate for gate in gates if gate["gate"] == "saturated values")["passed"]
 
 
 def test_equal_and_constant_outputs_differ_by_nothing():
     for value in (0.0, 7.0):
         array = np.full((1, 5), value, dtype=np.float32)
-        figures = compare.difference_figures([compare.difference_row(array, array)])
+        figures = differences.difference_figures([differences.difference_row(array, array)])
         assert figures["relative"] == figures["max_abs"] == 0 and figures["cosine"] == pytest.approx(1)
     zeros = np.zeros((1, 5), dtype=np.float32)
-    assert compare.difference_figures([compare.difference_row(zeros, zeros + 1)])["cosine"] == 0
+    assert differences.difference_figures([differences.difference_row(zeros, zeros + 1)])["cosine"] == 0
 
 
 def test_outputs_of_different_shapes_are_not_compared():
     with pytest.raises(CheckFailed, match=r"\(3,\) in the reference, \(1,\)"):
-        compare.difference_row(np.zeros(3), np.zeros(1))
+        differences.difference_row(np.zeros(3), np.zeros(1))
 
 
 @pytest.mark.parametrize("shift", (0.0, 0.25, 1.0))
@@ -364,8 +364,8 @@ def test_the_shift_of_a_mask_is_measured(shift):
         return 12 - np.hypot(x - 30 - right, y - 24).astype(np.float32)
 
     noise = np.random.default_rng(0).normal(0, 0.05, (64, 64))
-    assert compare.mask_shift(blob(0), blob(shift) + noise) == pytest.approx(shift, abs=0.02)
-    assert compare.mask_shift(blob(0).T, blob(shift).T) == pytest.approx(shift, abs=0.02)
+    assert differences.mask_shift(blob(0), blob(shift) + noise) == pytest.approx(shift, abs=0.02)
+    assert differences.mask_shift(blob(0).T, blob(shift).T) == pytest.approx(shift, abs=0.02)
 
 
 def test_detections_are_counted_and_masks_measured_as_the_evaluators_do(tapped, processor, images, tmp_path):
@@ -381,19 +381,19 @@ def test_detections_are_counted_and_masks_measured_as_the_evaluators_do(tapped, 
     reference["pred_logits"][other] = -0.9  # 0.289, under a threshold of 0.3
     candidate["pred_logits"][other] = -0.8  # 0.310
     candidate["pred_masks"] = np.roll(candidate["pred_masks"], 2, axis=1)
-    found = compare.compare_detections(sample, reference, candidate, 0.3)
+    found = differences.compare_detections(sample, reference, candidate, 0.3)
     counts = {name: found[name] for name in ("reference", "candidate", "gained", "lost")}
     assert counts == {"reference": 1, "candidate": 2, "gained": 1, "lost": 0}
-    turned = compare.compare_detections(sample, candidate, reference, 0.3)
+    turned = differences.compare_detections(sample, candidate, reference, 0.3)
     assert turned["lost"] == 1 and len(turned["ious"]) == len(turned["shifts"]) == 1
     settings = {"score_threshold": 0.3, "mask_threshold": 0.5, "max_detections": None}
     for side, union in zip((reference, candidate), found["unions"]):
-        scores = compare.instance_scores(side["pred_logits"][None], side["presence_logits"][None])[0]
+        scores = instance_scores(side["pred_logits"][None], side["presence_logits"][None])[0]
         record = judge_coco(
             replace(sample, segmentations=([[0, 0, 9, 0, 9, 9]],)), scores, side["pred_masks"], settings
         )
         assert encode_rle(union) == record["mask"]
-    alone = [encode_rle(next(compare.resize_masks(side["pred_masks"][[best]], sample.size, 0.5))[0])
+    alone = [encode_rle(next(resize_masks(side["pred_masks"][[best]], sample.size, 0.5))[0])
              for side in (reference, candidate)]  # fmt: skip
     assert found["ious"] == [pytest.approx(mask_iou(*alone), abs=1e-12)] and 0.1 < found["ious"][0] < 0.9
 
@@ -589,6 +589,6 @@ def test_the_page_on_precision_has_flags_that_exist_and_the_limits_of_the_script
         ("mask shift", known["max_mask_shift"]),
         ("Mean IoU of the two", known["min_mean_iou"]),
         ("changed detections", known["max_changed_detections"]),
-        ("slots", compare.SLOT_BOUND),
+        ("slots", differences.SLOT_BOUND),
     ):
         assert float(rows[row]) == limit, row

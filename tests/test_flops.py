@@ -106,7 +106,7 @@ REFUSED = {
         "more than the batch",
     ),
     "shapes that contradict": (
-        "(float[3,4] x, float[5,6] w) => (float[a,b] y) { y = MatMul (x, w) }", "cannot be found",
+        "(float[3,4] x, float[5,6] w) => (float[a,b] y) { y = MatMul (x, w) }", "contradict each other",
     ),
     "a product that is not counted": (
         "(int8[3,4] x, int8[4,5] w) => (int32[3,5] y) { y = MatMulInteger (x, w) }", "MatMulInteger",

@@ -15,8 +15,9 @@ from onnx import TensorProto, helper
 
 from sam3_utils import graph, text_graph
 from sam3_utils.checkpoint import load_processor
-from sam3_utils.compare import output_differences, random_feeds
+from sam3_utils.compare import random_feeds
 from sam3_utils.contract import OUTPUTS
+from sam3_utils.differences import output_differences
 
 MOVING = ("Transpose", "Slice", "Concat", "Gather")
 DYNAMIC = {"If", "Loop", "Scan", "Shape", "Range", "ConstantOfShape", "CumSum", "Mod", "IsNaN", "NonZero", "Einsum"}

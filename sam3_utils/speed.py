@@ -133,8 +133,7 @@ def measure(model, batch: int, loop: int, warmup_count: int) -> dict[str, list[f
 
     Returns:
         Milliseconds of each loop. "infer": the wall time of `model.infer`, which checks what goes in and comes out,
-        and for an OM copies it to the NPU and back. For an OM also "NPU compute", ais_bench's time without copies,
-        kept in float32 since the session began: to 0.25 ms after an hour.
+        and for an OM copies it to the NPU and back. For an OM also "NPU compute", `OmModel.compute_times`.
     """
     from tqdm import trange
 
@@ -146,8 +145,7 @@ def measure(model, batch: int, loop: int, warmup_count: int) -> dict[str, list[f
         milliseconds.append(1000 * (time.perf_counter() - started))
     measured = {"infer": milliseconds[warmup_count:]}
     if model.runtime == "om":
-        times = model._session.summary().exec_time_list[-loop:]
-        measured["NPU compute"] = [end - start for start, end in times]
+        measured["NPU compute"] = model.compute_times()[-loop:]
     return measured
 
 
