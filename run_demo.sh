@@ -2,8 +2,8 @@
 # Copyright 2026 The SAM3 offline inference kit authors
 # SPDX-License-Identifier: Apache-2.0
 # The whole chain on the tiny checkpoint, without weights or hardware: environment, demo pictures, ONNX export with its
-# check against PyTorch, Mean IoU (COCO's layout) and cgF1 (SA-Co's layout, two workers) through PyTorch and through
-# ONNX Runtime. Results go to demo_output/.
+# check against PyTorch, the two compared on pictures, Mean IoU (COCO's layout) and cgF1 (SA-Co's layout, two workers)
+# through PyTorch and through ONNX Runtime, speed. Results go to demo_output/.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$root/sam3_utils/environment.sh"
@@ -14,6 +14,8 @@ out="$root/demo_output"
 "$VENV_PYTHON" "$tiny/make_demo_data.py" --output_dir "$out/coco2017"
 "$VENV_PYTHON" "$tiny/make_demo_saco.py" --output_dir "$out/dataset"
 "$VENV_PYTHON" "$root/sam3_export_onnx.py" --target_device 300I --model_path "$tiny" --output_dir "$out/sam3_onnx_300I"
+"$VENV_PYTHON" "$root/sam3_compare.py" --reference "$tiny" --candidate "$out/sam3_onnx_300I/sam3.onnx" --batch_size 4 \
+    --images "$out"/coco2017/val2017/*0[1-4].jpg --phrases star circle "large blue square" --report "$out/compare.json"
 for model in "$tiny" "$out/sam3_onnx_300I/sam3.onnx"; do
     runtime=torch
     [ -d "$model" ] || runtime=onnx
@@ -24,6 +26,7 @@ for model in "$tiny" "$out/sam3_onnx_300I/sam3.onnx"; do
         --output_dir "$out/gold_predictions_$runtime" --overwrite
     "$VENV_PYTHON" "$root/batch_eval.py" --gt_base "$out/dataset/gt-annotations" \
         --pred_dir "$out/gold_predictions_$runtime" --report "$out/cgf1_$runtime.json" --plot "$out/cgf1_plots_$runtime"
+    "$VENV_PYTHON" "$root/sam3_benchmark.py" --model_path "$model" --report "$out/benchmark_$runtime.json"
 done
 "$VENV_PYTHON" - "$out" <<'PY'
 import json, sys
