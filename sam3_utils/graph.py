@@ -1,6 +1,6 @@
 # Copyright 2026 The SAM3 offline inference kit authors
 # SPDX-License-Identifier: Apache-2.0
-"""ONNX files: trace a module without its weights, tidy the graph, put the weights beside it, check they are there."""
+"""ONNX files: trace a module without its weights, fold and name, put the weights beside it, check they are there."""
 
 import io
 import os
@@ -47,6 +47,7 @@ def trace(module, inputs: dict[str, tuple[str, tuple]], outputs: list[str]):
             dynamic_axes={name: {0: "N"} for name in (*inputs, *outputs)},
         )  # fmt: skip
     model = onnx.load_from_string(traced.getvalue())
+    model.ir_version = IR_VERSION
     # The exporter takes weights of one shape for copies of each other, having no values to compare: Identity nodes
     # stand where the second one is meant.
     values = {value.name: value for value in model.graph.input}
@@ -59,22 +60,28 @@ def trace(module, inputs: dict[str, tuple[str, tuple]], outputs: list[str]):
     return model
 
 
-def simplify(model):
-    """Fold constants, merge equal nodes and drop dead ones with onnxslim; the answers stay the same.
+def fold_constants(model) -> None:
+    """Constants as initializers, equal ones once, and their Casts computed: all that the tracer leaves to fold."""
+    from onnx import helper, numpy_helper
 
-    Args:
-        model: onnx.ModelProto from `trace`. Without its weights this takes no memory worth naming.
-    """
-    import onnxslim
-
-    order = {node.name: index for index, node in enumerate(model.graph.node)}
-    model = onnxslim.slim(model)
-    # onnxslim mixes the branches; in the tracer's order the file reads from the picture to the masks.
-    nodes = sorted(model.graph.node, key=lambda node: order[node.name])
-    del model.graph.node[:]
-    model.graph.node.extend(nodes)
-    model.ir_version = IR_VERSION
-    return model
+    values: dict[str, np.ndarray] = {}
+    for node in list(model.graph.node):
+        if node.op_type == "Constant":
+            values[node.output[0]] = numpy_helper.to_array(node.attribute[0].t)
+        elif node.op_type == "Cast" and node.input[0] in values:
+            dtype = helper.tensor_dtype_to_np_dtype(node.attribute[0].i)
+            values[node.output[0]] = values[node.input[0]].astype(dtype)
+        else:
+            continue
+        model.graph.node.remove(node)
+    first: dict[tuple, str] = {}
+    same = {
+        name: first.setdefault((array.dtype.str, array.shape, array.tobytes()), name) for name, array in values.items()
+    }
+    for node in model.graph.node:
+        node.input[:] = [same.get(name, name) for name in node.input]
+    used = {name for node in model.graph.node for name in node.input}
+    model.graph.initializer.extend(numpy_helper.from_array(values[name], name) for name in values if name in used)
 
 
 def fold_weight_transposes(model) -> dict[str, tuple[int, ...]]:

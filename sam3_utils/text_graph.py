@@ -44,10 +44,10 @@ def build(sam3, names=REWRITES, conv_transpose="operator", layer_norm="operator"
     inputs = {
         name: (dtype, tuple(sizes.get(size, size) for size in pattern)) for name, (dtype, pattern) in INPUTS.items()
     }
-    traced = graph.trace(branch.to("meta"), inputs, [*OUTPUTS, *TAPS])
-    nodes = len(traced.graph.node)
-    permutations = graph.fold_weight_transposes(traced)
-    model = graph.simplify(traced)
+    model = graph.trace(branch.to("meta"), inputs, [*OUTPUTS, *TAPS])
+    nodes = len(model.graph.node)
+    permutations = graph.fold_weight_transposes(model)
+    graph.fold_constants(model)
     graph.tidy_names(model)
     if not taps:  # the tensors keep their names
         del model.graph.output[len(OUTPUTS) :]
