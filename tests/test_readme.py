@@ -86,6 +86,9 @@ def test_the_steps_that_need_no_npu_run_in_a_fresh_copy(tmp_path):
     values = re.findall(r"^Mean IoU \((torch|onnx)\): (0\.\d{6})$", result.stdout, re.MULTILINE)
     assert [runtime for runtime, _ in values] == ["torch", "onnx"]
     assert abs(float(values[0][1]) - float(values[1][1])) <= 1e-4
+    assert re.search(r"^atc --framework=5 .*--precision_mode_v2=fp16 .*--keep_dtype=", result.stdout, re.MULTILINE)
+    assert "PASS\n" in result.stdout and re.search(r"^infer +1 +20 ", result.stdout, re.MULTILINE)
     assert float(values[0][1]) >= 0.80
-    found, absent = re.findall(r"\((\d+\.\d)%\)", result.stdout)[:2]
+    presence = r"phrases with an instance \((\d+\.\d)%\), \d+/\d+ absent ones without \((\d+\.\d)%\)"
+    found, absent = re.findall(presence, result.stdout)[0]
     assert float(found) >= 95 and float(absent) >= 90
