@@ -39,6 +39,8 @@ def open_model(path: Path, device: str | None = None, dtype: str = "float32"):
         UsageError: the path is none of the three, the device does not exist or does not fit, or the model is not SAM3.
     """
     if path.is_dir():
+        if (path / "sam3.onnx").is_file() and not (path / "config.json").exists():
+            raise UsageError(f"{path}: a folder of an exported model; name its file, {path / 'sam3.onnx'}")
         return TorchModel(path, "cpu" if device is None else device, dtype)
     if dtype != "float32":
         raise UsageError(f"--dtype {dtype}: only a checkpoint folder can be computed in another type, not {path}")
