@@ -449,7 +449,7 @@ class BoxCorners(nn.Module):
 
 
 class TextBranch(nn.Module):
-    """The contract's inputs to its outputs and, after them, the feature levels `contract.TAPS`."""
+    """The contract's inputs to its outputs and, after them, what goes between the parts of the split layout."""
 
     def __init__(
         self, sam3: nn.Module, names: tuple[str, ...] = REWRITES, conv_transpose="operator", layer_norm="operator"
@@ -483,7 +483,7 @@ class TextBranch(nn.Module):
 
     def forward(self, pixel_values, input_ids, attention_mask) -> tuple[torch.Tensor, ...]:
         """Inputs by the contract; outputs `pred_masks`, `pred_logits`, `pred_boxes`, `presence_logits`,
-        `semantic_seg`, then the three feature levels of `contract.TAPS`, fine to coarse."""
+        `semantic_seg`, then the three feature levels of `contract.TAPS`, fine to coarse, and `text_features`."""
         mask, padding_bias, count, zero = self.text_mask(attention_mask)
         features = self.vision_encoder(pixel_values)
         text = self.text_encoder(input_ids, padding_bias)
@@ -491,4 +491,4 @@ class TextBranch(nn.Module):
         states, box_logits, presence_logits = self.detr_decoder(encoded, placed, text, padding_bias, zero)
         pred_logits = self.dot_product_scoring(states, text, mask, count)
         pred_masks, semantic_seg = self.mask_decoder(states, encoded, features, text, padding_bias)
-        return pred_masks, pred_logits, self.box_corners(box_logits), presence_logits, semantic_seg, *features
+        return pred_masks, pred_logits, self.box_corners(box_logits), presence_logits, semantic_seg, *features, text
