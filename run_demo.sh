@@ -11,14 +11,20 @@ use_environment "$root" requirements.txt
 tiny="$root/assets/tiny_sam3"
 out="$root/demo_output"
 
+step() { printf '\n== %s\n' "$1"; }
+
+step "demo pictures"
 "$VENV_PYTHON" "$tiny/make_demo_data.py" --output_dir "$out/coco2017"
 "$VENV_PYTHON" "$tiny/make_demo_saco.py" --output_dir "$out/dataset"
+step "export to ONNX"
 "$VENV_PYTHON" "$root/sam3_export_onnx.py" --target_device 300I --model_path "$tiny" --output_dir "$out/sam3_onnx_300I"
+step "ONNX compared with PyTorch on pictures"
 "$VENV_PYTHON" "$root/sam3_compare.py" --reference "$tiny" --candidate "$out/sam3_onnx_300I/sam3.onnx" --batch_size 4 \
     --images "$out"/coco2017/val2017/*0[1-4].jpg --phrases star circle "large blue square" --report "$out/compare.json"
 for model in "$tiny" "$out/sam3_onnx_300I/sam3.onnx"; do
     runtime=torch
     [ -d "$model" ] || runtime=onnx
+    step "Mean IoU, cgF1 and speed: $runtime"
     "$VENV_PYTHON" "$root/sam3_coco_iou_eval.py" --model_path "$model" --processor_path "$tiny" \
         --coco_root "$out/coco2017" --batch_size 8 --output_dir "$out/coco_iou_$runtime" --overlays 4 --overwrite
     "$VENV_PYTHON" "$root/sam3_image_infer.py" --model_path "$model" --processor_path "$tiny" \
@@ -28,6 +34,7 @@ for model in "$tiny" "$out/sam3_onnx_300I/sam3.onnx"; do
         --pred_dir "$out/gold_predictions_$runtime" --report "$out/cgf1_$runtime.json" --plot "$out/cgf1_plots_$runtime"
     "$VENV_PYTHON" "$root/sam3_benchmark.py" --model_path "$model" --report "$out/benchmark_$runtime.json"
 done
+step "results"
 "$VENV_PYTHON" - "$out" <<'PY'
 import json, sys
 out, far = sys.argv[1], False
@@ -36,8 +43,7 @@ for name, path, read in (
     ("cgF1", "cgf1_{}.json", lambda content: content["mean"]["cgF1_eval_segm_cgF1"]),
 ):
     torch, onnx = (read(json.load(open(f"{out}/{path.format(runtime)}"))) for runtime in ("torch", "onnx"))
-    if name == "cgF1":
-        print(f"cgF1 (torch): {torch:.6f}\ncgF1 (onnx): {onnx:.6f}")
+    print(f"{name} (torch): {torch:.6f}\n{name} (onnx): {onnx:.6f}")
     far |= abs(torch - onnx) > 1e-4
 print(f"look at {out}/coco_iou_onnx/overlays and {out}/cgf1_plots_onnx")
 sys.exit("error: PyTorch and ONNX differ by more than 1e-4" if far else 0)

@@ -4,7 +4,8 @@
 """Speed of the model alone on any backend, beside what the chip can do at most, with rows for README's table.
 
 A loop is one batch of prepared inputs through the model, without pictures and decoding. "infer" is what a caller waits
-for: for an OM with the copies to and from the NPU. An OM also gets "NPU compute", ais_bench's figure, without copies.
+for: for an OM with the copies to and from the NPU. An OM also gets "NPU compute", ais_bench's time without copies. fps
+is batch / median; ais_bench itself prints batch / mean. "of peak" is the share of what the chip could do at most.
 
 Example:
     python3 sam3_benchmark.py --model_path ./sam3_om/sam3_300I_bs4*.om --device 0 --loop 50
@@ -114,6 +115,9 @@ def print_results(record: dict) -> None:
     def cell(value, form):
         return "-" if value is None else format(value, form)
 
+    def number(value):
+        return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
     work, roofline, memory, model = (record[name] for name in ("work", "roofline", "host_memory_mib", "model"))
     print(f"{model['name']}: {model['runtime']} on {record['device']}, {model['precision']}")
     print(f"{'':22s}{'batch':>6}{'loops':>6}{'median ms':>12}{'p90 ms':>12}{'p99 ms':>12}{'fps':>12}{'of peak':>9}")
@@ -134,18 +138,20 @@ def print_results(record: dict) -> None:
     if roofline:
         print(f"peak of {record['chip']}: {roofline['peak'] / 1e12:.4g} TFLOP/s in {roofline['dtype']}")
         print(f"  by {roofline['source']}")
-        print(f"  at most {roofline['compute_fps']:.4g} fps by compute")
+        print(f"  at most {number(roofline['compute_fps'])} fps by compute")
         if roofline["bandwidth_fps"]:
             print(
-                f"  at most {roofline['bandwidth_fps']:.4g} fps by memory: {roofline['bandwidth'] / 1e9:.4g} GB/s, "
+                f"  at most {number(roofline['bandwidth_fps'])} fps by memory: {roofline['bandwidth'] / 1e9:.4g} GB/s, "
                 f"{work['least_bytes'] / 1e9:.3g} GB (weights, inputs, outputs; a lower bound)"
             )
     for reason in record["not_known"]:
         print(textwrap.fill(f"not known: {reason}", 100))
-    print("\n| Chip | Model | Batch size | Speed (fps) | Note |\n|---|---|---|---|---|")
-    for row in record["measurements"]:
-        cells = record["chip"], Path(model["name"]).stem, row["batch"], f"{row['fps']:.4f}", "model alone"
-        print(f"| {' | '.join(map(str, cells))}, {row['name']}, {model['precision']} |")
+    # ais_bench, which the guide's figures come from, leaves the copies out: for an OM only that row compares.
+    rows = [row for row in record["measurements"] if row["name"] != "infer"] or record["measurements"]
+    print("\nfor README's table:\n| Chip | Model | Batch size | Speed (fps) | Note |\n|---|---|---|---|---|")
+    for row in rows:
+        note = f"model alone, {row['name']}, {model['precision']}"
+        print(f"| {record['chip']} | {Path(model['name']).stem} | {row['batch']} | {row['fps']:.4f} | {note} |")
 
 
 def main(argv=None) -> int:

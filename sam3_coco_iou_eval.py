@@ -112,6 +112,7 @@ def print_summary(summary, counts, folder) -> None:
     """The result on stdout."""
     from sam3_utils.report import columns
 
+    print("IoU, samples and name of each category, worst first")
     rows = sorted(summary["per_category"].items(), key=lambda item: item[1]["iou"])
     print(columns([f"{row['iou']:.3f} {row['samples']:4d} {name}" for name, row in rows]))
     print(f"samples with iscrowd masks left out: {counts['exclude']}, with them: {counts['include']}")

@@ -18,7 +18,9 @@ from sam3_utils import checkpoint, contract, files, graph
 from sam3_utils.cli import CheckFailed, UsageError
 from sam3_utils.sessions import OmSession, OnnxSession, split_device
 
-SPLIT_MANIFEST = "split.json"  # {"vision": file name, "text": ..., "detector": ...}; makes a folder a split model
+# {"vision": file name, "text": ..., "detector": ...}; makes its folder a split model. Where several models lie in one
+# folder, as OMs of several batch sizes do, the manifest has another name and is itself what `path` names.
+SPLIT_MANIFEST = "split.json"
 TEXT_CACHE = 4096  # phrases, 32 KB each for facebook/sam3
 
 
@@ -26,8 +28,8 @@ def open_model(path: Path, device: str | None = None, dtype: str = "float32"):
     """Open a model; what `path` is decides the runtime.
 
     Args:
-        path: a checkpoint folder (PyTorch), an `.onnx` file (ONNX Runtime), an `.om` file (ais_bench), or a folder of
-            the split layout's three files of one of the last two kinds.
+        path: a checkpoint folder (PyTorch), an `.onnx` file (ONNX Runtime), an `.om` file (ais_bench), or a split
+            model, three files of one of the last two kinds: the folder of a `split.json`, or another `.json` like it.
         device: NPU id for an OM (default "0"); `cpu` (default), `cuda:0`, `npu:0` for a checkpoint; `cpu`, `cuda:0`,
             `trt:0`, `cann:0` for ONNX.
         dtype: computing type of a checkpoint, "float32", "bfloat16" or "float16"; the other files carry theirs.
@@ -37,6 +39,8 @@ def open_model(path: Path, device: str | None = None, dtype: str = "float32"):
     """
     split = is_split(path)
     if path.is_dir() and not split:
+        if (path / "sam3.onnx").is_file() and not (path / "config.json").exists():
+            raise UsageError(f"{path}: a folder of an exported model; name its file, {path / 'sam3.onnx'}")
         return TorchModel(path, "cpu" if device is None else device, dtype)
     if dtype != "float32":
         raise UsageError(f"--dtype {dtype}: only a checkpoint folder can be computed in another type, not {path}")
@@ -59,25 +63,25 @@ def open_session(path: Path, device: str | None):
 
 
 def is_split(path: Path) -> bool:
-    """Is this a folder of the split layout?"""
-    return (path / SPLIT_MANIFEST).is_file()
+    """Is this a split model: the folder of a `split.json`, or a file like that?"""
+    return (path / SPLIT_MANIFEST).is_file() or (path.suffix == ".json" and path.is_file())
 
 
-def split_parts(folder: Path) -> dict[str, Path]:
-    """part -> file of a split folder.
+def split_parts(path: Path) -> dict[str, Path]:
+    """part -> file of a split model.
 
     Raises:
         UsageError: the manifest cannot be read, or a part is missing.
     """
-    manifest = folder / SPLIT_MANIFEST
+    manifest = path / SPLIT_MANIFEST if path.is_dir() else path
     try:
         names = json.loads(manifest.read_text(encoding="utf-8"))
-        parts = {part: folder / Path(names[part]).name for part in contract.SPLIT}
+        parts = {part: manifest.parent / Path(names[part]).name for part in contract.SPLIT}
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{manifest}: not a split model's manifest ({error}); export or convert it again") from None
     missing = [path.name for path in parts.values() if not path.is_file()]
     if missing:
-        raise UsageError(f"{folder}: {', '.join(missing)} is missing; export or convert it again")
+        raise UsageError(f"{manifest}: {', '.join(missing)} is missing beside it; export or convert it again")
     return parts
 
 
@@ -119,13 +123,12 @@ class TorchModel:
         self._device = torch.device(kind if kind == "cpu" else f"{kind}:{index}")
         self._model = checkpoint.load_model(path, dtype).to(self._device)
         self.shapes = checkpoint.model_shapes(self._model.config)
-        self._inputs = contract.with_sizes(contract.INPUTS, {"N": None, "S": self.shapes.image_size})
 
     def infer(self, feeds: dict[str, np.ndarray], taps: tuple[str, ...] = ()) -> dict[str, np.ndarray]:
         """Run one batch; see the module's docstring."""
         import torch
 
-        contract.check_feeds(feeds, self._inputs)
+        contract.check_feeds(feeds, contract.single_inputs(self.shapes))
         tensors = {
             name: torch.from_numpy(np.ascontiguousarray(array)).to(self._device) for name, array in feeds.items()
         }
@@ -184,21 +187,21 @@ class SplitModel:
 
     taps = contract.TAPS
 
-    def __init__(self, folder: Path, device: str | None):
+    def __init__(self, path: Path, device: str | None):
         self._sessions: dict = {}
         self._picture, self._levels = None, {}
         self._texts: OrderedDict[bytes, np.ndarray] = OrderedDict()
         sizes: dict[str, int | None] = {}
         try:
-            for part, path in split_parts(folder).items():
-                self._sessions[part] = session = open_session(path, device)
-                found = contract.check_io(session.inputs, session.outputs, str(path), part)
-                self._check_batches(path, part, found)
-                for letter in found.keys() & sizes.keys() - {"N", "P"}:
-                    if found[letter] != sizes[letter]:
-                        raise UsageError(
-                            f"{folder}: {letter} is {found[letter]} in {path.name}, elsewhere {sizes[letter]}"
-                        )
+            for part, file in split_parts(path).items():
+                self._sessions[part] = session = open_session(file, device)
+                found = contract.check_io(session.inputs, session.outputs, str(file), part)
+                self._check_batches(file, part, found)
+                other = [
+                    letter for letter in found.keys() & sizes.keys() - {"N", "P"} if found[letter] != sizes[letter]
+                ]
+                if other:
+                    raise UsageError(f"{path}: its parts belong to different models, {file.name} differs in {other[0]}")
                 sizes |= found
         except UsageError:
             self.close()
@@ -256,7 +259,7 @@ class SplitModel:
 
     def infer(self, feeds: dict[str, np.ndarray], taps: tuple[str, ...] = ()) -> dict[str, np.ndarray]:
         """Run any number of rows; see the module's docstring."""
-        contract.check_feeds(feeds, contract.with_sizes(contract.INPUTS, {"N": None, "S": self.shapes.image_size}))
+        contract.check_feeds(feeds, contract.single_inputs(self.shapes))
         pictures, ids, masks = (feeds[name] for name in contract.INPUTS)
         texts = np.concatenate([self.encode_phrase(*pair) for pair in zip(ids, masks)])
         starts = [row for row in range(len(ids)) if not row or not np.array_equal(pictures[row], pictures[row - 1])]

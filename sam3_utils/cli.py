@@ -43,10 +43,12 @@ def run(main: Callable[[], int]) -> None:
 
 
 def make_parser(doc: str) -> argparse.ArgumentParser:
-    """An argument parser whose help is the script's docstring and shows every default."""
+    """An argument parser whose help is the script's docstring and shows the defaults."""
 
     class Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-        pass
+        def _get_help_string(self, action):
+            # "default: None" and "default: False" contradict the texts that say what happens without the flag.
+            return action.help if action.default in (None, False, []) else super()._get_help_string(action)
 
     return argparse.ArgumentParser(description=doc, formatter_class=Formatter, allow_abbrev=False)
 

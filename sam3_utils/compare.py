@@ -66,14 +66,19 @@ def given_samples(images: list[Path], phrases: list[str]) -> list[Sample]:
     Raises:
         UsageError: a picture cannot be used.
     """
-    samples = []
+    samples, faults = [], []
     for image_id, path in enumerate(dict.fromkeys(images)):
+        if path.is_dir():
+            raise UsageError(f"--images {path}: a folder; give its pictures, such as {path}/*.jpg")
         try:
             image = load_rgb(path)
         except PictureError as error:
-            raise UsageError(f"--images: {error}; give picture files") from None
+            faults.append(str(error))
+            continue
         size = image.height, image.width
         samples += [Sample(image_id, index, text, path, size, ()) for index, text in enumerate(dict.fromkeys(phrases))]
+    if faults:
+        raise UsageError(f"--images: {'; '.join(faults)}; leave these out")
     return samples
 
 

@@ -74,6 +74,11 @@ def with_sizes(tensors: dict, sizes: dict) -> dict[str, tuple[str, tuple]]:
     }
 
 
+def single_inputs(shapes: ModelShapes) -> dict[str, tuple[str, tuple]]:
+    """INPUTS with a model's own sizes, None for a free batch."""
+    return with_sizes(INPUTS, {"N": shapes.batch, "S": shapes.image_size})
+
+
 def _rows(tensors: dict) -> str:
     return ", ".join(
         f"{name} {dtype} {' x '.join('?' if size is None else str(size) for size in shape)}"

@@ -13,7 +13,8 @@ Environment:
 
 Reads:  ./sam3_onnx_${TARGET_DEVICE}/: sam3.onnx with its weights, keep_dtype.cfg, export_report.json
 Writes: ./sam3_om/sam3_${TARGET_DEVICE}_bs${BATCH_SIZE}.om, or with ATC's ending _linux_<arch> before .om;
-        beside it <name>.manifest.json, and sam3_${TARGET_DEVICE}_bs${BATCH_SIZE}.log with all that ATC said
+        beside it <name>.manifest.json, and sam3_${TARGET_DEVICE}_bs${BATCH_SIZE}.log with all that ATC said (of a
+        failed run: .failed.log)
 Exit:   0 all batch sizes compiled, 1 ATC failed, 2 wrong usage.
 """
 
@@ -47,10 +48,14 @@ def parse_args(argv=None):
     parser = make_parser(__doc__)
     modes = parser.add_mutually_exclusive_group()
     modes.add_argument(
-        "--precision_mode_v2", choices=atc.MODES_V2, default="fp16",
-        help="ATC's precision mode; accuracy falls from origin over mixed_float16 to fp16, speed rises",
+        "--precision_mode_v2", choices=atc.MODES_V2, default="fp16", metavar="MODE",
+        help=f"ATC's precision mode, {', '.join(atc.MODES_V2)}; accuracy falls from origin over mixed_float16 to fp16, "
+        "speed rises",
     )  # fmt: skip
-    modes.add_argument("--precision_mode", choices=atc.MODES, help="the older spelling, for the modes that only it has")
+    modes.add_argument(
+        "--precision_mode", choices=atc.MODES, metavar="MODE",
+        help=f"the older spelling, for the modes that only it has: {', '.join(atc.MODES)}",
+    )  # fmt: skip
     parser.add_argument(
         "--keep_dtype", metavar="FILE",
         help="nodes that keep their ONNX type, one a line; none: no list; not given: keep_dtype.cfg beside sam3.onnx",
@@ -270,9 +275,10 @@ def convert(name: str, command: list[str], facts: dict, lock) -> None:
     Raises:
         CheckFailed: ATC failed.
     """
-    log_path, folder = OUTPUT / f"{name}.log", OUTPUT / ".converting"
+    # Not yet the log's final name: if ATC fails, an OM that is there keeps the log that belongs to it.
+    log_path, folder = OUTPUT / f"{name}.failed.log", OUTPUT / ".converting"
     started, clock = datetime.now(UTC), time.perf_counter()
-    logger.info("%s: ATC starts, which may take long; its output goes to %s too", name, log_path)
+    logger.info("%s: ATC starts, which may take long; its output goes to %s too", name, OUTPUT / f"{name}.log")
     code, output = run_atc(command, folder, log_path, lock)
     written = check_outcome(code, output, folder, log_path)
     slow = list(dict.fromkeys(atc.AI_CPU.findall(output)))
@@ -289,6 +295,7 @@ def convert(name: str, command: list[str], facts: dict, lock) -> None:
         "ai_cpu_operators": slow,
     }
     om = install(written, name, manifest)
+    log_path.replace(OUTPUT / f"{name}.log")
     print(f"{om}: {manifest['om']['bytes'] / 1e6:.1f} MB, {seconds:.0f} s", flush=True)
 
 
@@ -306,7 +313,7 @@ def main(argv=None) -> int:
         )
     from sam3_utils.preflight import check_model
 
-    model = check_model(onnx_path)
+    model, report = check_model(onnx_path), read_export_report(onnx_path, target)
     keep_list = atc.choose_keep_list(args.keep_dtype, onnx_path, model, precision[1], soc)
     fusion_switch = None if target == "300I" else KIT / "fusion_switch.cfg"
     names = {batch: f"sam3_{target}_bs{batch}" for batch in batches}
@@ -323,7 +330,6 @@ def main(argv=None) -> int:
     from sam3_utils.backends import model_files
     from sam3_utils.report import versions
 
-    report = read_export_report(onnx_path, target)
     parts = model_files(onnx_path)
     for text in host_warnings(soc, sum(path.stat().st_size for path in parts)):
         logger.warning("%s", text)
@@ -349,7 +355,7 @@ def main(argv=None) -> int:
             try:
                 convert(name, commands[name], facts | {"batch_size": batch}, lock)
             except CheckFailed as error:
-                raise CheckFailed(f"{error}. Done before it: {', '.join(done) or 'none'}") from None
+                raise CheckFailed(f"{error}. Compiled before it: {', '.join(done) or 'none'}") from None
             done.append(name)
     return 0
 

@@ -164,7 +164,7 @@ def judge(compared: dict, slots: dict[str, dict], limits: dict[str, float]) -> l
         limit = limits["max_changed_detections"]
         gate("changed detections", f"{changed} to {counts['reference']}", share, "<=", limit)
     for side, found in slots.items():
-        where = f"{found['output']}, slot {found['slot']} of 0..{found['batch'] - 1}"
+        where = f"{found['output']}, row {found['slot'] + 1} of {found['batch']}"
         gate(f"{side}'s slots", where, found["relative"], "<=", SLOT_BOUND)
     return gates
 

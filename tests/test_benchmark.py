@@ -86,9 +86,8 @@ def test_latencies_and_fps_follow_from_the_single_runs_on_record(runs, runtime, 
         figures = line[len(row["name"]) :].split()
         assert figures[:2] == [str(batch), str(LOOPS)] and figures[2] == f"{row['median_ms']:.2f}"
         assert figures[5] == f"{row['fps']:.4f}"
-    assert [row[2:4] for row in markdown(printed.stdout)] == [
-        [str(batch), f"{row['fps']:.4f}"] for row in record["measurements"]
-    ]
+    # ais_bench's figures leave the copies out: for README only the row that compares with them.
+    assert [row[2:4] for row in markdown(printed.stdout)] == [[str(batch), f"{record['measurements'][-1]['fps']:.4f}"]]
 
 
 def test_an_om_s_compute_time_leaves_the_copies_out(runs):
@@ -160,7 +159,7 @@ def test_facebook_sam3_s_bounds_are_those_of_the_published_peaks():
 def test_prepared_inputs_fit_the_contract_and_mask_nothing_out_entirely():
     shapes = contract.ModelShapes(224, 16, 64, None)
     feeds = speed.prepared_feeds(shapes, 3)
-    contract.check_feeds(feeds, shapes)
+    contract.check_feeds(feeds, contract.single_inputs(shapes))
     assert (feeds["attention_mask"].sum(1) == 3).all() and feeds["input_ids"].max() == 1
     assert -1 <= feeds["pixel_values"].min() < -0.9 and 0.9 < feeds["pixel_values"].max() <= 1
 

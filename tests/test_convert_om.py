@@ -398,9 +398,9 @@ def test_nothing_is_overwritten_unless_asked_and_nothing_starts_before_that_is_c
 
 def test_a_failure_of_the_second_batch_size_keeps_the_first_and_says_so(kit):
     line = failure(convert(kit, batches="1 4 8", ATC_STANDIN="fail_at=4"))
-    assert "EZ3003" in line and "not supported on this chip" in line and "sam3_om/sam3_300I_bs4.log" in line
-    assert line.endswith("Done before it: sam3_300I_bs1")
-    assert [name for name in listing(kit) if "bs1" not in name] == ["sam3_300I_bs4.log"]
+    assert "EZ3003" in line and "not supported on this chip" in line and "sam3_om/sam3_300I_bs4.failed.log" in line
+    assert line.endswith("Compiled before it: sam3_300I_bs1")
+    assert [name for name in listing(kit) if "bs1" not in name] == ["sam3_300I_bs4.failed.log"]
 
 
 @pytest.mark.parametrize(
@@ -418,15 +418,15 @@ def test_a_failure_of_the_second_batch_size_keeps_the_first_and_says_so(kit):
 )
 def test_a_failing_atc_leaves_no_om_and_its_log(kit, mood, text):
     line = failure(convert(kit, ATC_STANDIN=mood))
-    assert text in line and "sam3_om/sam3_300I_bs4.log" in line
-    assert listing(kit) == ["sam3_300I_bs4.log"]
+    assert text in line and "sam3_om/sam3_300I_bs4.failed.log" in line
+    assert listing(kit) == ["sam3_300I_bs4.failed.log"]
 
 
 def test_a_disk_that_is_full_for_the_log_ends_atc(kit):
     (kit / "sam3_om").mkdir()
-    (kit / "sam3_om" / "sam3_300I_bs4.log").symlink_to("/dev/full")
+    (kit / "sam3_om" / "sam3_300I_bs4.failed.log").symlink_to("/dev/full")
     assert "No space left on device" in failure(convert(kit))
-    assert listing(kit) == ["sam3_300I_bs4.log"]
+    assert listing(kit) == ["sam3_300I_bs4.failed.log"]
 
 
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
@@ -437,7 +437,7 @@ def test_an_interrupt_ends_atc_with_all_its_processes(kit, tmp_path, number, cod
     _, errors = process.communicate(timeout=30)
     assert process.returncode == code and "Traceback" not in errors
     assert not any(map(alive, pids))
-    assert listing(kit) == ["sam3_300I_bs4.log"]
+    assert listing(kit) == ["sam3_300I_bs4.failed.log"]
 
 
 def test_two_runs_at_once_are_refused_also_when_only_the_killed_one_s_atc_is_left(kit, tmp_path):
@@ -454,7 +454,10 @@ def test_two_runs_at_once_are_refused_also_when_only_the_killed_one_s_atc_is_lef
     wait_until_dead(pids)
     (kit / "sam3_om" / ".converting" / "sam3_300I_bs4.om").write_text("half an OM")
     assert convert(kit, device="800I").returncode == 0
-    assert listing(kit) == ["sam3_300I_bs4.log", *(f"sam3_800I_bs4.{end}" for end in ("log", "manifest.json", "om"))]
+    assert listing(kit) == [
+        "sam3_300I_bs4.failed.log",
+        *(f"sam3_800I_bs4.{end}" for end in ("log", "manifest.json", "om")),
+    ]
 
 
 # ATC's own refusals, and what this kit makes of them
