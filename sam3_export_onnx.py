@@ -7,7 +7,9 @@ Example:
     python3 sam3_export_onnx.py --target_device 300I --model_path ./sam3_model --output_dir ./sam3_onnx_300I
 
 Reads:  config.json, model.safetensors, tokenizer and processor files in --model_path
-Writes: <output_dir>/sam3.onnx, sam3.onnx.data (the weights), keep_dtype.cfg (for ATC), export_report.json
+Writes: <output_dir>/sam3.onnx, sam3.onnx.data (the weights), keep_dtype.cfg (for ATC), export_report.json;
+        with --layout split instead of the first three sam3_vision.onnx and so on, sam3_text..., sam3_detector..., each
+        with its .data and .keep_dtype.cfg, and split.json, which makes the folder a model
 Exit:   0 exported (and verified), 1 the graph's answers differ from PyTorch's, 2 wrong usage.
 """
 
@@ -16,6 +18,7 @@ import multiprocessing
 import shutil
 import sys
 import time
+from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -38,6 +41,10 @@ def parse_args(argv=None):
     )  # fmt: skip
     parser.add_argument("--model_path", type=Path, required=True, help="folder of the weights and processor files")
     parser.add_argument("--output_dir", type=Path, required=True, help="folder for sam3.onnx")
+    parser.add_argument(
+        "--layout", default="single", choices=("single", "split"),
+        help="one graph, or three: a picture is encoded once for all of its phrases, a phrase once for all pictures",
+    )  # fmt: skip
     parser.add_argument(
         "--verify", default="auto", choices=("auto", "always", "never"),
         help="compare with PyTorch at batch 1, 2 and 3 in a second process; auto: up to 100 M parameters",
@@ -65,23 +72,39 @@ def export(args) -> dict:
     """Write the graph, its weights and the list for ATC; returns what the report says of them."""
     from tqdm import tqdm
 
-    from sam3_utils import checkpoint, files, graph, preflight, text_graph
+    from sam3_utils import checkpoint, contract, files, graph, preflight, text_graph
+    from sam3_utils.atc import keep_list_path
+    from sam3_utils.backends import SPLIT_MANIFEST
 
-    checkpoint.check_processor_files(args.model_path)
     sam3 = checkpoint.load_model(args.model_path)
     parameters = sum(parameter.numel() for parameter in sam3.parameters())
+    free = shutil.disk_usage(args.output_dir).free
+    if free < 4.2 * parameters:  # float32, and some for the graph and the tables that are computed
+        raise UsageError(
+            f"--output_dir {args.output_dir}: {free / 1e9:.1f} GB free, {4.2 * parameters / 1e9:.1f} GB needed"
+        )
     applied = [name for name in REWRITES if name not in args.skip_rewrite]
     logger.info("tracing %.1f M parameters, rewrites: %s", parameters / 1e6, ", ".join(applied) or "none")
-    model, weight, nodes_traced = text_graph.build(sam3, applied, args.conv_transpose, args.layer_norm, args.taps)
+    parts = ("single",) if args.layout == "single" else contract.SPLIT
+    models, weight, nodes_traced = text_graph.build(
+        sam3, applied, args.conv_transpose, args.layer_norm, parts, args.taps
+    )
     del sam3
-    onnx_path = args.output_dir / "sam3.onnx"
+    paths = {part: args.output_dir / f"{contract.STEMS[part]}.onnx" for part in parts}
+    (args.output_dir / SPLIT_MANIFEST).unlink(missing_ok=True)
+    operators, kept = Counter(), {}
     with tqdm(total=4 * parameters, unit="B", unit_scale=True, desc="weights", disable=not sys.stderr.isatty()) as bar:
-        graph.save(model, onnx_path, weight, bar.update)
-    kept = text_graph.sensitive_nodes(model, args.target_device)
-    files.write_text(args.output_dir / "keep_dtype.cfg", "".join(f"{name}\n" for name in kept))
-    preflight.check_model(onnx_path)
-    operators = graph.operator_counts(model)
+        for part, model in models.items():
+            graph.save(model, paths[part], weight, bar.update)
+            preflight.check_model(paths[part], part)
+            operators.update(graph.operator_counts(model))
+            kept[part] = text_graph.sensitive_nodes(model, args.target_device)
+            files.write_text(keep_list_path(paths[part]), "".join(f"{name}\n" for name in kept[part]))
+    if args.layout == "split":
+        files.write_json(args.output_dir / SPLIT_MANIFEST, {part: path.name for part, path in paths.items()})
     return {
+        "layout": args.layout,
+        "parts": {part: path.name for part, path in paths.items()},
         "parameters": parameters,
         "rewrites": applied,
         "conv_transpose": args.conv_transpose,
@@ -91,26 +114,28 @@ def export(args) -> dict:
         "ir_version": graph.IR_VERSION,
         "nodes_traced": nodes_traced,
         "nodes": sum(operators.values()),
-        "operators": operators,
-        "keep_dtype_nodes": len(kept),
+        "operators": dict(operators.most_common()),
+        "keep_dtype_nodes": sum(map(len, kept.values())),
     }
 
 
-def verify(args) -> dict[str, dict]:
-    """Run the graph against PyTorch in a process of its own; the worst difference of each output over the batches.
+def verify(model_path: Path, exported: Path) -> dict[str, dict]:
+    """Run an exported model against PyTorch in a process of its own; the worst difference of each output.
+
+    Args:
+        exported: an .onnx, or the folder of a split model.
 
     Raises:
         CheckFailed: an output differs by more than `VERIFY_BOUND`.
     """
     from sam3_utils.compare import verify_onnx
 
-    onnx_path = args.output_dir / "sam3.onnx"
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         try:
-            by_batch = pool.submit(verify_onnx, args.model_path, onnx_path, VERIFY_BATCHES).result()
+            by_batch = pool.submit(verify_onnx, model_path, exported, VERIFY_BATCHES).result()
         except BrokenProcessPool:
             raise CheckFailed(
-                f"{onnx_path}: written, but the process that compares it with PyTorch was killed, probably for memory; "
+                f"{exported}: written, but the process that compares it with PyTorch was killed, probably for memory; "
                 "give --verify never, or more memory"
             ) from None
     worst = {
@@ -121,7 +146,7 @@ def verify(args) -> dict[str, dict]:
         print(f"  {name:16s} largest difference {row['max_abs']:.2e} (largest value {row['max_ref']:.1f})")
     off = [name for name, row in worst.items() if not row["max_abs"] <= VERIFY_BOUND * max(1.0, row["max_ref"])]
     if off:
-        raise CheckFailed(f"{onnx_path}: differs from PyTorch by more than {VERIFY_BOUND:g} in {', '.join(off)}")
+        raise CheckFailed(f"{exported}: differs from PyTorch by more than {VERIFY_BOUND:g} in {', '.join(off)}")
     return worst
 
 
@@ -134,6 +159,9 @@ def main(argv=None) -> int:
     from sam3_utils import checkpoint, files
     from sam3_utils.report import versions
 
+    other = "sam3_vision.onnx" if args.layout == "single" else "sam3.onnx"
+    if (args.output_dir / other).exists():
+        raise UsageError(f"--output_dir {args.output_dir}: holds {other}, the other layout; give another folder")
     checkpoint.check_weight_files(args.model_path)
     checkpoint.check_processor_files(args.model_path)
     args.output_dir.mkdir(parents=True, exist_ok=True)
@@ -143,22 +171,24 @@ def main(argv=None) -> int:
     report_path.unlink(missing_ok=True)  # a report never speaks of another graph
     started = time.perf_counter()
     report = {"target_device": args.target_device} | export(args)
-    onnx_path = args.output_dir / "sam3.onnx"
+    exported = args.output_dir / "sam3.onnx" if args.layout == "single" else args.output_dir
     seconds = time.perf_counter() - started
-    print(f"{onnx_path}: {report['nodes']} nodes (traced: {report['nodes_traced']}), {seconds:.0f} s")
+    print(f"{exported}: {report['nodes']} nodes (traced: {report['nodes_traced']}), {seconds:.0f} s")
     if args.verify == "always" or (args.verify == "auto" and report["parameters"] <= AUTO_VERIFY_PARAMETERS):
         print(f"against PyTorch at batch {', '.join(map(str, VERIFY_BATCHES))}:")
-        report["verification"] = {"batches": VERIFY_BATCHES, "bound": VERIFY_BOUND, "outputs": verify(args)}
+        report["verification"] = {
+            "batches": VERIFY_BATCHES,
+            "bound": VERIFY_BOUND,
+            "outputs": verify(args.model_path, exported),
+        }
     else:
         report["verification"] = None
         logger.warning("not verified against PyTorch; --verify always does it, with both models in memory")
     report["sha256"] = {
         path.name: files.sha256(path)
-        for path in (
-            args.model_path / checkpoint.WEIGHTS, args.model_path / "config.json", onnx_path,
-            onnx_path.with_name("sam3.onnx.data"), args.output_dir / "keep_dtype.cfg",
-        )
-    }  # fmt: skip
+        for path in (args.model_path / checkpoint.WEIGHTS, args.model_path / "config.json", *args.output_dir.iterdir())
+        if path.is_file()
+    }
     report["versions"] = versions()
     files.write_json(report_path, report)
     print(f"report: {report_path}")

@@ -88,6 +88,12 @@ def choose_precision(args, soc: str) -> tuple[str, str]:
     return flag, mode
 
 
+def keep_list_path(onnx_path: Path) -> Path:
+    """Where the export writes the list of float32 nodes of a graph: `keep_dtype.cfg` beside the single one, otherwise
+    `sam3_vision.keep_dtype.cfg` and so on."""
+    return onnx_path.with_name("keep_dtype.cfg" if onnx_path.stem == "sam3" else f"{onnx_path.stem}.keep_dtype.cfg")
+
+
 def choose_keep_list(choice: str | None, onnx_path: Path, model, mode: str, soc: str) -> Path | None:
     """The file for `--keep_dtype`, or None where there is none to give.
 
@@ -102,7 +108,7 @@ def choose_keep_list(choice: str | None, onnx_path: Path, model, mode: str, soc:
         return None
     if mode in ORIGIN_MODES:
         raise UsageError(f"--keep_dtype {choice}: without effect in mode {mode}, leave one of the two out")
-    path = onnx_path.with_name("keep_dtype.cfg") if choice is None else Path(choice)
+    path = keep_list_path(onnx_path) if choice is None else Path(choice)
     if not path.is_file():
         raise UsageError(
             f"{path}: the list of nodes that stay float32 is missing; {EXPORT_AGAIN}, or --keep_dtype none"

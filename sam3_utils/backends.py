@@ -8,60 +8,85 @@ numpy arrays by the contract's names; results are float32 whatever the runtime c
 outputs, and only those that are asked for.
 """
 
-import os
-import re
-import stat
+import json
+from collections import OrderedDict
 from pathlib import Path
 
 import numpy as np
 
 from sam3_utils import checkpoint, contract, files, graph
 from sam3_utils.cli import CheckFailed, UsageError
+from sam3_utils.sessions import OmSession, OnnxSession, split_device
 
-PROVIDERS = {
-    "cpu": ("CPUExecutionProvider", "onnxruntime"),
-    "cuda": ("CUDAExecutionProvider", "onnxruntime-gpu"),
-    "trt": ("TensorrtExecutionProvider", "onnxruntime-gpu"),
-    "cann": ("CANNExecutionProvider", "onnxruntime-cann"),
-}
+# {"vision": file name, "text": ..., "detector": ...}; makes its folder a split model. Where several models lie in one
+# folder, as OMs of several batch sizes do, the manifest has another name and is itself what `path` names.
+SPLIT_MANIFEST = "split.json"
+TEXT_CACHE = 4096  # phrases, 32 KB each for facebook/sam3
 
 
 def open_model(path: Path, device: str | None = None, dtype: str = "float32"):
     """Open a model; what `path` is decides the runtime.
 
     Args:
-        path: a checkpoint folder (PyTorch), an `.onnx` file (ONNX Runtime) or an `.om` file (ais_bench).
+        path: a checkpoint folder (PyTorch), an `.onnx` file (ONNX Runtime), an `.om` file (ais_bench), or a split
+            model, three files of one of the last two kinds: the folder of a `split.json`, or another `.json` like it.
         device: NPU id for an OM (default "0"); `cpu` (default), `cuda:0`, `npu:0` for a checkpoint; `cpu`, `cuda:0`,
             `trt:0`, `cann:0` for ONNX.
         dtype: computing type of a checkpoint, "float32", "bfloat16" or "float16"; the other files carry theirs.
 
     Raises:
-        UsageError: the path is none of the three, the device does not exist or does not fit, or the model is not SAM3.
+        UsageError: the path is none of these, the device does not exist or does not fit, or the model is not SAM3.
     """
-    if path.is_dir():
+    split = is_split(path)
+    if path.is_dir() and not split:
         if (path / "sam3.onnx").is_file() and not (path / "config.json").exists():
             raise UsageError(f"{path}: a folder of an exported model; name its file, {path / 'sam3.onnx'}")
         return TorchModel(path, "cpu" if device is None else device, dtype)
     if dtype != "float32":
         raise UsageError(f"--dtype {dtype}: only a checkpoint folder can be computed in another type, not {path}")
+    if split:
+        return SplitModel(path, device)
+    return GraphModel(path, device)
+
+
+def open_session(path: Path, device: str | None):
+    """The session of one file.
+
+    Raises:
+        UsageError: it is neither ONNX nor OM, or cannot be opened.
+    """
     if path.suffix == ".onnx":
-        return OnnxModel(path, "cpu" if device is None else device)
+        return OnnxSession(path, "cpu" if device is None else device)
     if path.suffix == ".om":
-        return OmModel(path, "0" if device is None else device)
-    raise UsageError(f"{path}: not a checkpoint folder, an .onnx or an .om file")
+        return OmSession(path, "0" if device is None else device)
+    raise UsageError(f"{path}: not a checkpoint folder, a split folder, an .onnx or an .om file")
+
+
+def is_split(path: Path) -> bool:
+    """Is this a split model: the folder of a `split.json`, or a file like that?"""
+    return (path / SPLIT_MANIFEST).is_file() or (path.suffix == ".json" and path.is_file())
+
+
+def split_parts(path: Path) -> dict[str, Path]:
+    """part -> file of a split model.
+
+    Raises:
+        UsageError: the manifest cannot be read, or a part is missing.
+    """
+    manifest = path / SPLIT_MANIFEST if path.is_dir() else path
+    try:
+        names = json.loads(manifest.read_text(encoding="utf-8"))
+        parts = {part: manifest.parent / Path(names[part]).name for part in contract.SPLIT}
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{manifest}: not a split model's manifest ({error}); export or convert it again") from None
+    missing = [path.name for path in parts.values() if not path.is_file()]
+    if missing:
+        raise UsageError(f"{manifest}: {', '.join(missing)} is missing beside it; export or convert it again")
+    return parts
 
 
 class NotFinite(CheckFailed):
     """An output holds NaN or infinity."""
-
-
-def _split_device(device: str, kinds: tuple[str, ...], path: Path) -> tuple[str, int]:
-    """`cuda:1` to ("cuda", 1); anything that is not one of `kinds` is refused with the choices."""
-    match = re.fullmatch(r"([a-z]+)(?::(\d+))?", device)
-    if not match or match[1] not in kinds or (match[1] == "cpu" and match[2]):
-        choices = ", ".join(kind if kind == "cpu" else f"{kind}:0" for kind in kinds)
-        raise UsageError(f"--device {device}: {path} runs on one of {choices} (NPU ids such as 0 are for .om files)")
-    return match[1], int(match[2] or 0)
 
 
 def _finite(outputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -82,7 +107,7 @@ class TorchModel:
     def __init__(self, path: Path, device: str, dtype: str):
         import torch
 
-        kind, index = _split_device(device, ("cpu", "cuda", "npu"), path)
+        kind, index = split_device(device, ("cpu", "cuda", "npu"), path)
         if kind == "npu":
             try:
                 import torch_npu  # noqa: F401  registers the device with torch
@@ -103,7 +128,7 @@ class TorchModel:
         """Run one batch; see the module's docstring."""
         import torch
 
-        contract.check_feeds(feeds, self.shapes)
+        contract.check_feeds(feeds, contract.single_inputs(self.shapes))
         tensors = {
             name: torch.from_numpy(np.ascontiguousarray(array)).to(self._device) for name, array in feeds.items()
         }
@@ -120,158 +145,141 @@ class TorchModel:
         self._model = None
 
 
-class OnnxModel:
-    """An ONNX file through ONNX Runtime, on exactly the provider that was asked for."""
+def _shapes(sizes: dict, batch: int | None) -> contract.ModelShapes:
+    return contract.ModelShapes(sizes["S"], sizes["Q"], sizes["M"], batch)
 
-    runtime = "onnx"
 
-    def __init__(self, path: Path, device: str):
-        kind, index = _split_device(device, tuple(PROVIDERS), path)
-        graph.check_external_files(graph.load_structure(path), path)
-        import onnxruntime
+class GraphModel:
+    """The single graph on one runtime."""
 
-        provider, package = PROVIDERS[kind]
-        if provider not in onnxruntime.get_available_providers():
-            raise UsageError(
-                f"--device {device}: this onnxruntime has only {', '.join(onnxruntime.get_available_providers())}; "
-                f"{provider} comes with {package}"
-            )
-        options = {} if kind == "cpu" else {"device_id": str(index)}
-        if kind == "cuda":
-            options["use_tf32"] = "0"
-        settings = onnxruntime.SessionOptions()
-        settings.log_severity_level = 3
+    def __init__(self, path: Path, device: str | None):
+        self._session = session = open_session(path, device)
         try:
-            self._session = onnxruntime.InferenceSession(path, settings, providers=[(provider, options)])
-        except Exception as error:  # onnxruntime raises its own kinds, one per failure
-            raise UsageError(f"{path}: ONNX Runtime cannot open it on {device}: {str(error)[:300]}") from None
-        # A provider that cannot start is dropped with a warning, and the CPU computes instead.
-        if self._session.get_providers()[0] != provider:
-            raise UsageError(f"--device {device}: {provider} did not start, ONNX Runtime fell back to the CPU")
-        self.device = device
-
-        def describe(values):
-            names = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(int64)": "int64"}
-            return {
-                value.name: (
-                    names.get(value.type, value.type),
-                    tuple(size if isinstance(size, int) else None for size in value.shape),
-                )
-                for value in values
-            }
-
-        inputs, outputs = describe(self._session.get_inputs()), describe(self._session.get_outputs())
-        self.shapes = contract.check_io(inputs, outputs, str(path))
-        self.taps = tuple(name for name in contract.TAPS if name in outputs)
-        self.precision = "float16 outputs" if "float16" in dict(outputs.values()) else "float32"
-
-    def infer(self, feeds: dict[str, np.ndarray], taps: tuple[str, ...] = ()) -> dict[str, np.ndarray]:
-        """Run one batch; see the module's docstring."""
-        contract.check_feeds(feeds, self.shapes)
-        names = [*contract.OUTPUTS, *taps]
-        return _finite(dict(zip(names, self._session.run(names, feeds))))
-
-    def close(self) -> None:
-        """Free the session's memory."""
-        self._session = None
-
-
-def check_om_path(path: Path) -> Path:
-    """The absolute path of an OM, checked as ais_bench 0.0.2 checks it, with texts that name the remedy.
-
-    Raises:
-        UsageError: a link, a character outside `A-Za-z0-9_./-`, a mode that lets others write, or a foreign owner.
-    """
-    path = Path(os.path.abspath(path))
-    if path.is_symlink():
-        raise UsageError(
-            f"{path}: a symbolic link, which ais_bench refuses; give the file it points to: {path.resolve()}"
-        )
-    if re.search(r"[^A-Za-z0-9_./-]", str(path)):
-        raise UsageError(f"{path}: ais_bench takes only letters, digits and _ . / - in the whole path; move the file")
-    status = path.stat()
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise UsageError(f"{path}: group or others may write it, which ais_bench refuses; chmod go-w {path}")
-    if os.geteuid() != status.st_uid and status.st_gid not in os.getgroups():
-        raise UsageError(f"{path}: belongs to another user, which ais_bench refuses; copy the file")
-    return path
-
-
-class OmModel:
-    """An OM through ais_bench's `InferSession` on one NPU.
-
-    ais_bench compares only the bytes of each input: a wrong dtype or shape of the same size is computed in silence.
-    So the contract is checked when the model is opened, and every feed before it goes down.
-    """
-
-    runtime = "om"
-
-    def __init__(self, path: Path, device: str):
-        if not re.fullmatch(r"\d{1,3}", device) or int(device) > 255:
-            raise UsageError(f"--device {device}: an .om runs on one NPU id, such as 0")
-        path = check_om_path(path)
-        try:
-            from ais_bench.infer.interface import InferSession
-        except ImportError as error:
-            raise UsageError(
-                f"{path}: an .om needs ais_bench and aclruntime ({error}); install the two wheels that README names "
-                "(the package ais-bench-benchmark is another thing and hides them)"
-            ) from None
-        try:
-            self._session = InferSession(int(device), str(path))
-        except Exception as error:  # aclruntime reports every failure as a bare RuntimeError
-            raise UsageError(f"{path}: cannot be opened on NPU {device}: {error}; see npu-smi info") from None
-
-        def describe(values):
-            return {
-                value.name.rsplit(":", 1)[-1]: (
-                    str(value.datatype).rsplit(".", 1)[-1],
-                    tuple(None if size < 0 else size for size in value.shape),  # -1: compiled with a free size
-                )
-                for value in values
-            }
-
-        inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
-        # An OM calls its outputs <node>:<index>:<name>, in an order of its own.
-        self._input_names = [value.name.rsplit(":", 1)[-1] for value in inputs]
-        self._output_names = [value.name.rsplit(":", 1)[-1] for value in outputs]
-        try:
-            if len(set(self._output_names)) != len(self._output_names):
-                raise UsageError(f"{path}: two outputs share a name: {', '.join(value.name for value in outputs)}")
-            self.shapes = contract.check_io(describe(inputs), describe(outputs), str(path))
-            if self.shapes.batch is None:
-                raise UsageError(f"{path}: compiled with a free batch; compile it with a fixed --input_shape")
+            sizes = contract.check_io(session.inputs, session.outputs, str(path))
         except UsageError:
             self.close()
             raise
-        self.device, self.taps = device, tuple(name for name in contract.TAPS if name in self._output_names)
-        halves = [value.name for value in outputs if str(value.datatype).endswith("float16")]
-        self.precision = "as compiled" + (", float16 outputs" if halves else "")
+        self.shapes = _shapes(sizes, sizes["N"])
+        self.runtime, self.device, self.precision = session.runtime, session.device, session.precision
+        self.taps = tuple(name for name in contract.TAPS if name in session.outputs)
 
     def infer(self, feeds: dict[str, np.ndarray], taps: tuple[str, ...] = ()) -> dict[str, np.ndarray]:
-        """Run one batch of exactly the compiled size; see the module's docstring."""
-        contract.check_feeds(feeds, self.shapes)
-        arrays = [np.ascontiguousarray(feeds[name]) for name in self._input_names]
-        try:
-            results = self._session.infer(arrays, mode="static")
-        except RuntimeError as error:
-            shapes = ", ".join(f"{name} {array.dtype} {array.shape}" for name, array in feeds.items())
-            raise CheckFailed(f"NPU {self.device}: inference failed ({error}) with {shapes}") from None
-        by_name = dict(zip(self._output_names, results, strict=True))
-        return _finite({name: by_name[name] for name in (*contract.OUTPUTS, *taps)})
+        """Run one batch; see the module's docstring."""
+        contract.check_feeds(feeds, self._session.inputs)
+        return _finite(self._session.run(feeds, [*contract.OUTPUTS, *taps]))
 
     def compute_times(self) -> list[float]:
-        """Milliseconds of each run so far on the NPU alone, copies not counted, by ais_bench's own clock: float32 since
-        the session began, so to 0.25 ms after an hour."""
-        return [end - start for start, end in self._session.summary().exec_time_list]
+        """See `OmSession.compute_times`."""
+        return self._session.compute_times()
 
     def close(self) -> None:
-        """Free the model on the device. `InferSession.finalize` would end ACL for every session of the process."""
-        self._session.free_resource()
+        """Free the model's memory, or its place on the device."""
+        self._session.close()
+
+
+class SplitModel:
+    """The split layout: a picture is encoded once, a phrase is encoded once, their pairs are detected.
+
+    `infer` takes the same feeds as the single graph and finds out itself which rows show the same picture: rows of one
+    picture that follow each other, also from one call to the next, cost one encoding. Pictures and phrases are encoded
+    one by one, so that their features do not depend on what else is in the batch.
+    """
+
+    taps = contract.TAPS
+
+    def __init__(self, path: Path, device: str | None):
+        self._sessions: dict = {}
+        self._picture, self._levels = None, {}
+        self._texts: OrderedDict[bytes, np.ndarray] = OrderedDict()
+        sizes: dict[str, int | None] = {}
+        try:
+            for part, file in split_parts(path).items():
+                self._sessions[part] = session = open_session(file, device)
+                found = contract.check_io(session.inputs, session.outputs, str(file), part)
+                self._check_batches(file, part, found)
+                other = [
+                    letter for letter in found.keys() & sizes.keys() - {"N", "P"} if found[letter] != sizes[letter]
+                ]
+                if other:
+                    raise UsageError(f"{path}: its parts belong to different models, {file.name} differs in {other[0]}")
+                sizes |= found
+        except UsageError:
+            self.close()
+            raise
+        self._rows, self._pictures = sizes["N"], sizes["P"]
+        self.shapes = _shapes(sizes, None)
+        first = self._sessions["vision"]
+        self.runtime, self.device = first.runtime, first.device
+        self.precision = ", ".join(dict.fromkeys(session.precision for session in self._sessions.values()))
+
+    @staticmethod
+    def _check_batches(path: Path, part: str, sizes: dict) -> None:
+        batch = sizes["P" if part == "vision" else "N"]
+        if part != "detector" and batch not in (None, 1):
+            raise UsageError(f"{path}: compiled for batches of {batch}; compile {part} for a batch of 1")
+        if part == "detector" and sizes["P"] not in (None, 1, sizes["N"]):
+            raise UsageError(f"{path}: takes {sizes['P']} pictures with {sizes['N']} phrases; compile it again")
+
+    def _run(self, part: str, feeds: dict[str, np.ndarray], names) -> dict[str, np.ndarray]:
+        contract.check_feeds(feeds, self._sessions[part].inputs)
+        return _finite(self._sessions[part].run(feeds, list(names)))
+
+    def encode_picture(self, pixel_values: np.ndarray) -> dict[str, np.ndarray]:
+        """Feature levels, 1 x C x A x A and so on, of one picture, 3 x S x S; the last one is kept."""
+        if self._picture is None or not np.array_equal(pixel_values, self._picture):
+            # Forgotten first: two pictures' features need not be in memory at once.
+            self._picture, self._levels = None, {}
+            self._levels = self._run("vision", {"pixel_values": pixel_values[None]}, contract.TAPS)
+            self._picture = pixel_values.copy()
+        return self._levels
+
+    def encode_phrase(self, input_ids: np.ndarray, attention_mask: np.ndarray) -> np.ndarray:
+        """Text features, 1 x 32 x C, of one phrase's tokens, 32 each; the last `TEXT_CACHE` phrases are kept."""
+        key = input_ids.tobytes() + attention_mask.tobytes()
+        if key not in self._texts:
+            feeds = {"input_ids": input_ids[None], "attention_mask": attention_mask[None]}
+            self._texts[key] = self._run("text", feeds, ["text_features"])["text_features"]
+            if len(self._texts) > TEXT_CACHE:
+                self._texts.popitem(last=False)
+        self._texts.move_to_end(key)
+        return self._texts[key]
+
+    def detect(self, levels: dict[str, np.ndarray], text_features: np.ndarray, attention_mask: np.ndarray) -> dict:
+        """The contract's outputs of n phrases, n x 32 x C and n x 32, on one picture."""
+        count = len(text_features)
+        found: dict[str, list] = {name: [] for name in contract.OUTPUTS}
+        for start in range(0, count, self._rows or count):
+            rows = np.arange(start, start + (self._rows or count)).clip(max=count - 1)  # a short last batch is padded
+            feeds = {"text_features": text_features[rows], "attention_mask": attention_mask[rows]}
+            copies = self._pictures or 1
+            feeds |= {name: np.repeat(level, copies, axis=0) for name, level in levels.items()}
+            for name, array in self._run("detector", feeds, contract.OUTPUTS).items():
+                found[name].append(array[: count - start])
+        return {name: np.concatenate(arrays) for name, arrays in found.items()}
+
+    def infer(self, feeds: dict[str, np.ndarray], taps: tuple[str, ...] = ()) -> dict[str, np.ndarray]:
+        """Run any number of rows; see the module's docstring."""
+        contract.check_feeds(feeds, contract.single_inputs(self.shapes))
+        pictures, ids, masks = (feeds[name] for name in contract.INPUTS)
+        texts = np.concatenate([self.encode_phrase(*pair) for pair in zip(ids, masks)])
+        starts = [row for row in range(len(ids)) if not row or not np.array_equal(pictures[row], pictures[row - 1])]
+        parts = []
+        for start, end in zip(starts, [*starts[1:], len(ids)]):
+            levels = self.encode_picture(pictures[start])
+            outputs = self.detect(levels, texts[start:end], masks[start:end])
+            parts.append(outputs | {name: np.repeat(levels[name], end - start, axis=0) for name in taps})
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    def close(self) -> None:
+        """Free the models' memory, or their places on the device."""
+        for session in self._sessions.values():
+            session.close()
 
 
 def model_files(path: Path) -> list[Path]:
     """The files whose bytes decide a model's answers, for hashing."""
+    if is_split(path):
+        return [file for part in split_parts(path).values() for file in model_files(part)]
     if path.is_dir():
         return [path / "config.json", path / checkpoint.WEIGHTS]
     if path.suffix == ".onnx":

@@ -162,12 +162,19 @@ def empty_model(folder: Path):
 
 def model_shapes(config) -> ModelShapes:
     """The contract's numbers from a `Sam3Config`; the batch is free."""
-    return ModelShapes(
-        config.vision_config.image_size,
-        config.detr_decoder_config.num_queries,
-        config.vision_config.backbone_feature_sizes[0][0],  # masks have the finest level's size
-        None,
-    )
+    sizes = tensor_sizes(config)
+    return ModelShapes(sizes["S"], sizes["Q"], sizes["M"], None)
+
+
+def tensor_sizes(config) -> dict[str, int]:
+    """The contract's letters, but for the free batches, from a `Sam3Config`."""
+    levels = (sizes[0] for sizes in config.vision_config.backbone_feature_sizes)
+    return dict(zip("ABG", levels)) | {
+        "S": config.vision_config.image_size,
+        "Q": config.detr_decoder_config.num_queries,
+        "M": config.vision_config.backbone_feature_sizes[0][0],
+        "C": config.vision_config.fpn_hidden_size,
+    }
 
 
 def load_processor(folder: Path):

@@ -12,6 +12,14 @@
     output  semantic_seg     float32  N x 1 x M x M      logits of the union of all instances
 
 S, Q and M are read from the model (1008, 200 and 288 for facebook/sam3). N is free, or fixed in an OM.
+
+In the split layout three graphs share the work: `vision` runs once a picture, `text` once a phrase, `detector` once a
+pair of both. Between them go
+
+    fpn_feat_0..2    float32  P x C x A x A and so on    the picture's feature levels, fine to coarse
+    text_features    float32  N x 32 x C                 the phrase's features
+
+where P is N, or 1: all phrases of the batch belong to one picture.
 """
 
 from dataclasses import dataclass
@@ -34,9 +42,19 @@ OUTPUTS = {
     "semantic_seg": ("float32", ("N", 1, "M", "M")),
 }
 
-# The neck's feature levels, fine to coarse, N x C x H x W: where float16 goes wrong first. No part of the contract;
-# a graph may give them as further outputs.
+# The neck's feature levels: where float16 goes wrong first. A single graph may give them as further outputs.
 TAPS = ("fpn_feat_0", "fpn_feat_1", "fpn_feat_2")
+_LEVELS = {name: ("float32", ("P", "C", side, side)) for name, side in zip(TAPS, "ABG")}
+_TEXT = {"text_features": ("float32", ("N", TEXT_LENGTH, "C"))}
+# part: (inputs, outputs)
+PARTS = {
+    "single": (INPUTS, OUTPUTS),
+    "vision": ({"pixel_values": ("float32", ("P", 3, "S", "S"))}, _LEVELS),
+    "text": ({name: INPUTS[name] for name in ("input_ids", "attention_mask")}, _TEXT),
+    "detector": (_LEVELS | _TEXT | {"attention_mask": INPUTS["attention_mask"]}, OUTPUTS),
+}
+SPLIT = ("vision", "text", "detector")
+STEMS = {"single": "sam3"} | {part: f"sam3_{part}" for part in SPLIT}  # of the files' names, .onnx and .om
 
 
 @dataclass(frozen=True)
@@ -49,12 +67,16 @@ class ModelShapes:
     batch: int | None
 
 
-def contract_shapes(shapes: ModelShapes) -> dict[str, tuple]:
-    """name -> shape of every tensor of the contract with a model's own numbers; a free batch is "N"."""
-    numbers = {"S": shapes.image_size, "Q": shapes.num_queries, "M": shapes.mask_size, "N": shapes.batch or "N"}
+def with_sizes(tensors: dict, sizes: dict) -> dict[str, tuple[str, tuple]]:
+    """`tensors`, such as INPUTS, with `sizes` in place of the letters: "N" may become None, a number, another name."""
     return {
-        name: tuple(numbers.get(size, size) for size in pattern) for name, (_, pattern) in (INPUTS | OUTPUTS).items()
+        name: (dtype, tuple(sizes.get(size, size) for size in pattern)) for name, (dtype, pattern) in tensors.items()
     }
+
+
+def single_inputs(shapes: ModelShapes) -> dict[str, tuple[str, tuple]]:
+    """INPUTS with a model's own sizes, None for a free batch."""
+    return with_sizes(INPUTS, {"N": shapes.batch, "S": shapes.image_size})
 
 
 def _rows(tensors: dict) -> str:
@@ -64,19 +86,20 @@ def _rows(tensors: dict) -> str:
     )
 
 
-def check_io(inputs: dict, outputs: dict, where: str) -> ModelShapes:
-    """Match a model's tensors with the contract.
+def check_io(inputs: dict, outputs: dict, where: str, part: str = "single") -> dict[str, int | None]:
+    """Match a model's tensors with the contract; returns the number of each letter, None for a free batch.
 
     Args:
         inputs, outputs: name -> (numpy dtype name, shape); None in a shape is a free dimension. Outputs may be
             float16 (an OM compiled with `--output_type=FP16`).
         where: the model's path, for the message.
+        part: which of `PARTS` the model is.
 
     Raises:
         UsageError: a name, dtype or shape is off, or a size other than the batch is free; both sides are printed.
     """
     sizes, faults = {}, []
-    for kind, found, wanted in (("input", inputs, INPUTS), ("output", outputs, OUTPUTS)):
+    for kind, found, wanted in zip(("input", "output"), (inputs, outputs), PARTS[part]):
         faults += [f"{kind} {name} is missing" for name in wanted if name not in found]
         if kind == "input":  # an extra output does no harm, an extra input would be left empty
             faults += [f"input {name} is unknown" for name in found if name not in wanted]
@@ -92,26 +115,30 @@ def check_io(inputs: dict, outputs: dict, where: str) -> ModelShapes:
                     faults.append(f"{kind} {name} has a dimension of {size}, not {symbol}")
                 elif isinstance(symbol, str) and size != sizes.setdefault(symbol, size):
                     faults.append(f"{kind} {name}: {symbol} is {size}, elsewhere {sizes[symbol]}")
-    faults += [f"{symbol} is not fixed" for symbol in "SQM" if not faults and sizes[symbol] is None]
+    faults += [f"{symbol} is not fixed" for symbol, size in sizes.items() if size is None and symbol not in "NP"]
     if faults:
+        wanted = " -> ".join(map(_rows, PARTS[part]))
         raise UsageError(
             f"{where}: its tensors are not SAM3's: {'; '.join(sorted(set(faults)))}. "
-            f"The model has: {_rows(inputs)} -> {_rows(outputs)}. Wanted: {_rows(INPUTS)} -> {_rows(OUTPUTS)}"
+            f"The model has: {_rows(inputs)} -> {_rows(outputs)}. Wanted: {wanted}"
         )
-    return ModelShapes(sizes["S"], sizes["Q"], sizes["M"], sizes["N"])
+    return sizes
 
 
-def check_feeds(feeds: dict, shapes: ModelShapes) -> None:
+def check_feeds(feeds: dict, inputs: dict) -> None:
     """Check arrays before they go to a runtime that would not (ais_bench compares byte counts only).
 
     Args:
         feeds: name -> array.
+        inputs: name -> (numpy dtype name, shape), None for a free batch, which must be the same throughout.
 
     Raises:
         ValueError: a name, dtype, shape or batch does not fit.
     """
-    known = {"S": shapes.image_size, "N": shapes.batch or len(feeds["pixel_values"])}
-    for name, (dtype, pattern) in INPUTS.items():
-        array, expected = feeds[name], tuple(known.get(symbol, symbol) for symbol in pattern)
-        if array.dtype.name != dtype or array.shape != expected:
-            raise ValueError(f"{name}: {array.dtype.name} {array.shape}, the model takes {dtype} {expected}")
+    batch: dict[str, int] = {}
+    for name, (dtype, shape) in inputs.items():
+        array = feeds[name]
+        symbol = "P" if name in TAPS else "N"
+        first = shape[0] if shape[0] is not None else batch.setdefault(symbol, len(array))
+        if array.dtype.name != dtype or array.shape != (first, *shape[1:]):
+            raise ValueError(f"{name}: {array.dtype.name} {array.shape}, the model takes {dtype} {(first, *shape[1:])}")

@@ -151,7 +151,7 @@ def work_of(path: Path, batch: int, float_bytes: int | None = None) -> dict:
         from sam3_utils import checkpoint, text_graph  # torch, which a host with an NPU need not have
 
         logger.info("%s: tracing its graph, to count the work", path)
-        model, digest = text_graph.build(checkpoint.empty_model(path))[0], None
+        model, digest = text_graph.build(checkpoint.empty_model(path))[0]["single"], None
     else:
         model, digest = graph.load_structure(path), files.sha256(path)
     work = {kind: {name: value / batch for name, value in counts.items()}

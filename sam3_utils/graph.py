@@ -123,19 +123,40 @@ def tidy_names(model) -> None:
         tensor.name = tensor.name.lstrip("/")
 
 
-def set_shapes(model, shapes: dict[str, tuple]) -> None:
-    """Write the known shapes of graph inputs and outputs; a string is a named free dimension.
+def part_of(model, inputs: dict[str, tuple[str, tuple]], outputs: dict[str, tuple[str, tuple]]):
+    """The part of a graph between some of its tensors, as a graph of its own; node names stay.
 
-    The tracer leaves symbols such as `Reshapepred_masks_dim_1` where every number but the batch is known.
+    Args:
+        model: from `trace`, its weights graph inputs; it stays as it is.
+        inputs, outputs: name -> (numpy dtype name, shape), a string in a shape being a named free dimension. The tracer
+            leaves symbols such as `Reshapepred_masks_dim_1` where every number but the batch is known.
     """
-    for value in (*model.graph.input, *model.graph.output):
-        if value.name in shapes:
-            for dim, size in zip(value.type.tensor_type.shape.dim, shapes[value.name], strict=True):
-                dim.Clear()
-                if isinstance(size, str):
-                    dim.dim_param = size
-                else:
-                    dim.dim_value = size
+    import onnx
+    from onnx import helper
+
+    producers = {name: node for node in model.graph.node for name in node.output}
+    needed, open_names, names = set(), list(outputs), set()
+    while open_names:
+        name = open_names.pop()
+        if name not in names:
+            names.add(name)
+            if name not in inputs and name in producers:
+                needed.add(producers[name].name)
+                open_names += producers[name].input
+    part = onnx.ModelProto()
+    part.CopyFrom(model)
+    weights = [value for value in model.graph.input if value.name in names and value.name not in inputs]
+    for field in ("node", "input", "output", "initializer", "value_info"):
+        part.graph.ClearField(field)
+    part.graph.node.extend(node for node in model.graph.node if node.name in needed)
+    part.graph.initializer.extend(tensor for tensor in model.graph.initializer if tensor.name in names)
+    for values, tensors in ((part.graph.input, inputs), (part.graph.output, outputs)):
+        values.extend(
+            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), shape)
+            for name, (dtype, shape) in tensors.items()
+        )
+    part.graph.input.extend(weights)
+    return part
 
 
 def infer_shapes(model, batch: int) -> dict[str, tuple[int, tuple[int | None, ...]]]:

@@ -169,7 +169,7 @@ def _weights(model, path: Path) -> list[str]:
     return faults
 
 
-def _contract(model, path: Path) -> list[str]:
+def _contract(model, path: Path, part: str) -> list[str]:
     """What is wrong with inputs and outputs."""
     from onnx import TensorProto
 
@@ -187,17 +187,17 @@ def _contract(model, path: Path) -> list[str]:
         }
 
     try:
-        contract.check_io(describe(model.graph.input), describe(model.graph.output), path.name)
+        contract.check_io(describe(model.graph.input), describe(model.graph.output), path.name, part)
     except UsageError as error:
         return [str(error)]
     return []
 
 
-def findings(model, path: Path) -> list[str]:
+def findings(model, path: Path, part: str) -> list[str]:
     """Everything that ATC would refuse or get wrong, each with the nodes concerned and the remedy.
 
     Args:
-        model: onnx.ModelProto without its weights. path: where it was loaded from.
+        model: onnx.ModelProto without its weights. path: where it was loaded from. part: which of `contract.PARTS`.
     """
     opset, faults = _opset(model)
     by_fault: dict[str, list[str]] = {}
@@ -206,17 +206,17 @@ def findings(model, path: Path) -> list[str]:
     for fault, nodes in by_fault.items():
         more = f" and {len(nodes) - 1} more" if len(nodes) > 1 else ""
         faults.append(f"node {nodes[0]}{more}: {fault}" if nodes[0] else fault)
-    return faults + _weights(model, path) + _contract(model, path)
+    return faults + _weights(model, path) + _contract(model, path, part)
 
 
-def check_model(path: Path):
+def check_model(path: Path, part: str = "single"):
     """Check an ONNX file before ATC gets it; returns its structure, an onnx.ModelProto without the weights.
 
     Raises:
         UsageError: it cannot be read, or ATC would refuse it or compute something else; all that was found.
     """
     model = graph.load_structure(path)
-    faults = findings(model, path)
+    faults = findings(model, path, part)
     if faults:
         raise UsageError(f"{path}: not for ATC: {'; '.join(faults)}")
     return model

@@ -133,7 +133,7 @@ def measure(model, batch: int, loop: int, warmup_count: int) -> dict[str, list[f
 
     Returns:
         Milliseconds of each loop. "infer": the wall time of `model.infer`, which checks what goes in and comes out,
-        and for an OM copies it to the NPU and back. For an OM also "NPU compute", `OmModel.compute_times`.
+        and for an OM copies it to the NPU and back. For an OM also "NPU compute", `sessions.OmSession.compute_times`.
     """
     from tqdm import trange
 

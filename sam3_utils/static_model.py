@@ -176,10 +176,12 @@ class DetrEncoderLayer(nn.Module):
         self.layer_norm2, self.cross_attn = source.layer_norm2, Attention(source.cross_attn, tokens, TEXT_LENGTH)
         self.layer_norm3, self.mlp = source.layer_norm3, source.mlp
 
-    def forward(self, states, position, text, padding_bias) -> torch.Tensor:
+    def forward(self, states, position, text, padding_bias, zero=None) -> torch.Tensor:
         normed = self.layer_norm1(states)
         placed = normed + position
         states = states + self.self_attn(placed, placed, normed)
+        if zero is not None:  # here one picture's tokens become those of all phrases
+            states = states + zero
         states = states + self.cross_attn(self.layer_norm2(states), text, text, padding_bias)
         return states + self.mlp(self.layer_norm3(states))
 
@@ -198,10 +200,10 @@ class DetrEncoder(nn.Module):
         self.register_buffer("position_encoding", table.flatten(2).transpose(1, 2).contiguous())
         self.layers = nn.ModuleList(DetrEncoderLayer(layer, self.tokens) for layer in source.layers)
 
-    def forward(self, features, text, padding_bias) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, features, text, padding_bias, zero) -> tuple[torch.Tensor, torch.Tensor]:
         states = features.reshape(-1, self.channels, self.tokens).permute(0, 2, 1)
-        for layer in self.layers:
-            states = layer(states, self.position_encoding, text, padding_bias)
+        for index, layer in enumerate(self.layers):
+            states = layer(states, self.position_encoding, text, padding_bias, None if index else zero)
         return states, states + self.position_encoding
 
 
@@ -449,7 +451,7 @@ class BoxCorners(nn.Module):
 
 
 class TextBranch(nn.Module):
-    """The contract's inputs to its outputs and, after them, the feature levels `contract.TAPS`."""
+    """The contract's inputs to its outputs and, after them, what goes between the parts of the split layout."""
 
     def __init__(
         self, sam3: nn.Module, names: tuple[str, ...] = REWRITES, conv_transpose="operator", layer_norm="operator"
@@ -483,12 +485,12 @@ class TextBranch(nn.Module):
 
     def forward(self, pixel_values, input_ids, attention_mask) -> tuple[torch.Tensor, ...]:
         """Inputs by the contract; outputs `pred_masks`, `pred_logits`, `pred_boxes`, `presence_logits`,
-        `semantic_seg`, then the three feature levels of `contract.TAPS`, fine to coarse."""
+        `semantic_seg`, then the three feature levels of `contract.TAPS`, fine to coarse, and `text_features`."""
         mask, padding_bias, count, zero = self.text_mask(attention_mask)
         features = self.vision_encoder(pixel_values)
         text = self.text_encoder(input_ids, padding_bias)
-        encoded, placed = self.detr_encoder(features[-1], text, padding_bias)
+        encoded, placed = self.detr_encoder(features[-1], text, padding_bias, zero)
         states, box_logits, presence_logits = self.detr_decoder(encoded, placed, text, padding_bias, zero)
         pred_logits = self.dot_product_scoring(states, text, mask, count)
         pred_masks, semantic_seg = self.mask_decoder(states, encoded, features, text, padding_bias)
-        return pred_masks, pred_logits, self.box_corners(box_logits), presence_logits, semantic_seg, *features
+        return pred_masks, pred_logits, self.box_corners(box_logits), presence_logits, semantic_seg, *features, text

@@ -6,8 +6,7 @@ import re
 
 import numpy as np
 
-from sam3_utils import checkpoint, graph
-from sam3_utils.contract import INPUTS, OUTPUTS, TAPS, contract_shapes
+from sam3_utils import checkpoint, contract, graph
 from sam3_utils.static_model import REWRITES, TextBranch
 
 # Where float16 costs most: (pattern of the node's name, is it a matrix product or convolution?). Box coordinates are
@@ -25,38 +24,43 @@ SENSITIVE = (
 MOVES = {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Split", "Concat", "Gather", "Slice"}
 
 
-def build(sam3, names=REWRITES, conv_transpose="operator", layer_norm="operator", taps=False):
+def build(sam3, names=REWRITES, conv_transpose="operator", layer_norm="operator", parts=("single",), taps=False):
     """Trace the text branch of a `Sam3Model`, whose modules are taken over and left on the meta device.
 
     Args:
         sam3: on the CPU, or on the meta device for the structure alone.
         names, conv_transpose, layer_norm: as in `static_model.TextBranch`.
-        taps: give the three feature levels `contract.TAPS` as further outputs.
+        parts: which of `contract.PARTS` to make.
+        taps: give the single graph the three feature levels `contract.TAPS` as further outputs.
 
     Returns:
-        The tidy onnx.ModelProto, its weights still graph inputs; a function from a weight's name to its values, for
+        part -> tidy onnx.ModelProto, its weights still graph inputs; a function from a weight's name to its values, for
         `graph.save`; the number of nodes that were traced.
     """
-    shapes = checkpoint.model_shapes(sam3.config)
     branch = TextBranch(sam3, names, conv_transpose, layer_norm)
     weights = branch.state_dict()
-    sizes = {"N": 2, "S": shapes.image_size}
-    inputs = {
-        name: (dtype, tuple(sizes.get(size, size) for size in pattern)) for name, (dtype, pattern) in INPUTS.items()
-    }
-    model = graph.trace(branch.to("meta"), inputs, [*OUTPUTS, *TAPS])
-    nodes = len(model.graph.node)
-    permutations = graph.fold_weight_transposes(model)
-    graph.fold_constants(model)
-    graph.tidy_names(model)
-    if not taps:  # the tensors keep their names
-        del model.graph.output[len(OUTPUTS) :]
-    graph.set_shapes(model, contract_shapes(shapes))
+    sizes = checkpoint.tensor_sizes(sam3.config)
+    between = {name: types for part in ("vision", "text") for name, types in contract.PARTS[part][1].items()}
+    inputs = contract.with_sizes(contract.INPUTS, sizes | {"N": 2})
+    traced = graph.trace(branch.to("meta"), inputs, [*contract.OUTPUTS, *between])
+    nodes = len(traced.graph.node)
+    permutations = graph.fold_weight_transposes(traced)
+    graph.fold_constants(traced)
+    graph.tidy_names(traced)
+    models = {}
+    for part in parts:
+        inputs, outputs = contract.PARTS[part]
+        if part == "single" and taps:
+            outputs = outputs | contract.PARTS["vision"][1]
+        free = {"N": "N", "P": "N" if part == "single" else "P"}
+        models[part] = graph.part_of(
+            traced, *(contract.with_sizes(tensors, sizes | free) for tensors in (inputs, outputs))
+        )
 
     def weight(name: str) -> np.ndarray:
         return weights[name].permute(permutations.get(name, tuple(range(weights[name].dim())))).numpy()
 
-    return model, weight, nodes
+    return models, weight, nodes
 
 
 def sensitive_nodes(model, target_device: str) -> list[str]:

@@ -48,7 +48,7 @@ class InstantModel:
         from sam3_utils import contract
         from sam3_utils.backends import _finite
 
-        contract.check_feeds(feeds, self.shapes)
+        contract.check_feeds(feeds, contract.single_inputs(self.shapes))
         return _finite(dict(self.outputs))
 
 

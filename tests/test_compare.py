@@ -271,7 +271,9 @@ def test_one_wrong_batch_slot_fails_and_is_named(run, tapped, tmp_path, slot):
     code, record = run(tapped, tmp_path / "faulty.om")
     assert code == 1 and "relative difference" in failed(record)
     where = failed(record)["candidate's slots"].pop()
-    assert re.search(r"slot (\d)", where)[1] == str(slot) or slot == 0  # slot 0 is what the others are held against
+    assert (
+        re.search(r"row (\d) of 4", where)[1] == str(slot + 1) or slot == 0
+    )  # row 1 is what the others are held against
     assert record["slots"]["candidate"]["relative"] > 0.05 and "reference" not in record["slots"]
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sam3_utils.cli import UsageError
-from sam3_utils.contract import ModelShapes, check_feeds, check_io
+from sam3_utils.contract import ModelShapes, check_feeds, check_io, single_inputs
 
 INPUTS = {
     "pixel_values": ("float32", (4, 3, 1008, 1008)),
@@ -23,15 +23,15 @@ OUTPUTS = {
 
 
 def test_sizes_are_read_from_the_model():
-    assert check_io(INPUTS, OUTPUTS, "m") == ModelShapes(1008, 200, 288, 4)
+    assert check_io(INPUTS, OUTPUTS, "m") == {"N": 4, "S": 1008, "Q": 200, "M": 288}
     free = {name: (dtype, (None, *shape[1:])) for name, (dtype, shape) in INPUTS.items()}
     free_out = {name: (dtype, (None, *shape[1:])) for name, (dtype, shape) in OUTPUTS.items()}
-    assert check_io(free, free_out, "m") == ModelShapes(1008, 200, 288, None)
+    assert check_io(free, free_out, "m") == {"N": None, "S": 1008, "Q": 200, "M": 288}
 
 
 def test_float16_outputs_are_taken_and_extra_outputs_ignored():
     halves = {name: ("float16", shape) for name, (_, shape) in OUTPUTS.items()}
-    assert check_io(INPUTS, halves | {"debug": ("int8", (1,))}, "m").batch == 4
+    assert check_io(INPUTS, halves | {"debug": ("int8", (1,))}, "m")["N"] == 4
 
 
 @pytest.mark.parametrize(
@@ -62,13 +62,13 @@ def test_a_missing_output_and_a_wrong_one_are_named():
 
 
 def test_feeds_are_checked_where_a_runtime_would_compare_bytes_only():
-    shapes = ModelShapes(4, 2, 2, 2)
+    inputs = single_inputs(ModelShapes(4, 2, 2, 2))
     feeds = {
         "pixel_values": np.zeros((2, 3, 4, 4), np.float32),
         "input_ids": np.zeros((2, 32), np.int64),
         "attention_mask": np.ones((2, 32), np.int64),
     }
-    check_feeds(feeds, shapes)
+    check_feeds(feeds, inputs)
     wrong = [
         {"pixel_values": feeds["pixel_values"].view(np.int32)},  # as many bytes, another type
         {"pixel_values": feeds["pixel_values"].reshape(2, 4, 3, 4)},
@@ -76,4 +76,4 @@ def test_feeds_are_checked_where_a_runtime_would_compare_bytes_only():
     ]
     for change in wrong:
         with pytest.raises(ValueError, match=next(iter(change))):
-            check_feeds(feeds | change, shapes)
+            check_feeds(feeds | change, inputs)

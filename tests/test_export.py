@@ -173,8 +173,6 @@ def test_another_device_warns_and_an_unverified_export_says_so(tmp_path):
 
 def test_a_graph_with_other_numbers_fails_the_verification(tmp_path, onnx_path, monkeypatch):
     """One weight changed by a tenth: verification must see it, exit 1, and leave no report that vouches for it."""
-    from types import SimpleNamespace
-
     import sam3_export_onnx
     from sam3_utils.cli import CheckFailed
 
@@ -183,7 +181,7 @@ def test_a_graph_with_other_numbers_fails_the_verification(tmp_path, onnx_path, 
     tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor) * 1.1, tensor.name))
     onnx.save(model, tmp_path / "sam3.onnx")
     with pytest.raises(CheckFailed, match="differs from PyTorch"):
-        sam3_export_onnx.verify(SimpleNamespace(model_path=TINY, output_dir=tmp_path))
+        sam3_export_onnx.verify(TINY, tmp_path / "sam3.onnx")
 
 
 def test_an_output_path_that_is_a_file_is_refused(tmp_path):

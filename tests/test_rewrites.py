@@ -201,6 +201,9 @@ def test_any_choice_of_rewrites_leaves_all_outputs_and_feature_levels_equal():
         outputs = model(**feeds)
         expected = [outputs[name] for name in contract.OUTPUTS]
         expected += model.vision_encoder(feeds["pixel_values"]).fpn_hidden_states[:-1]
+        expected.append(
+            model.get_text_features(feeds["input_ids"], feeds["attention_mask"], return_dict=True).pooler_output
+        )
         for choice in choices:
             for found, wanted in zip(TextBranch(load(), *choice)(**feeds), expected, strict=True):
                 assert relative_difference(found, wanted) <= 1e-5, choice
