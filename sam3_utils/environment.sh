@@ -1,5 +1,6 @@
 # Copyright 2026 The SAM3 offline inference kit authors
 # SPDX-License-Identifier: Apache-2.0
+# shellcheck shell=bash
 # Sourced by run_demo.sh and run_tests.sh. `use_environment ROOT FILE...` makes ROOT/.venv when it is missing, installs
 # the requirement files that are new or have changed, and sets VENV_PYTHON. PYTHON= chooses the interpreter.
 

