@@ -210,7 +210,8 @@ class SplitModel:
         self.shapes = _shapes(sizes, None)
         first = self._sessions["vision"]
         self.runtime, self.device = first.runtime, first.device
-        self.precision = ", ".join(dict.fromkeys(session.precision for session in self._sessions.values()))
+        words = (word for session in self._sessions.values() for word in session.precision.split(", "))
+        self.precision = ", ".join(dict.fromkeys(words))
 
     @staticmethod
     def _check_batches(path: Path, part: str, sizes: dict) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sam3_utils import graph
+from sam3_utils import graph, ort_graph
 from sam3_utils.cli import CheckFailed, UsageError
 
 PROVIDERS = {
@@ -40,7 +40,8 @@ class OnnxSession:
 
     def __init__(self, path: Path, device: str):
         kind, index = split_device(device, tuple(PROVIDERS), path)
-        graph.check_external_files(graph.load_structure(path), path)
+        model = graph.load_structure(path)
+        graph.check_external_files(model, path)
         import onnxruntime
 
         provider, package = PROVIDERS[kind]
@@ -54,8 +55,14 @@ class OnnxSession:
             options["use_tf32"] = "0"
         settings = onnxruntime.SessionOptions()
         settings.log_severity_level = 3
+        rewrites = ()
+        if kind == "cpu":
+            rewrites = ort_graph.for_cpu(model)
+            settings.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
         try:
-            self._session = onnxruntime.InferenceSession(path, settings, providers=[(provider, options)])
+            self._session = onnxruntime.InferenceSession(
+                model.SerializeToString() if rewrites else path, settings, providers=[(provider, options)]
+            )
         except Exception as error:  # onnxruntime raises its own kinds, one per failure
             raise UsageError(f"{path}: ONNX Runtime cannot open it on {device}: {str(error)[:300]}") from None
         # A provider that cannot start is dropped with a warning, and the CPU computes instead.
@@ -74,7 +81,8 @@ class OnnxSession:
             }
 
         self.inputs, self.outputs = describe(self._session.get_inputs()), describe(self._session.get_outputs())
-        self.precision = "float16 outputs" if "float16" in dict(self.outputs.values()) else "float32"
+        dtype = "float16 outputs" if "float16" in dict(self.outputs.values()) else "float32"
+        self.precision = ", ".join((dtype, *rewrites))
 
     def run(self, feeds: dict[str, np.ndarray], names: list[str]) -> dict[str, np.ndarray]:
         """The outputs `names` of one run."""

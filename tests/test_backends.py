@@ -176,8 +176,8 @@ def test_an_om_answers_like_its_onnx_although_order_and_names_differ(tmp_path, o
     model = open_model(make(tmp_path, onnx_path, batch=3, input_order=order))
     assert (model.runtime, model.device, model.shapes.batch) == ("om", "0", 3)
     strided = {name: np.ascontiguousarray(array.T).T for name, array in feeds.items()}
-    for name, array in model.infer(strided).items():
-        assert np.array_equal(array, onnx_outputs[name]), name
+    for name, array in model.infer(strided).items():  # ONNX Runtime's CPU fuses attention, the stand-in does not
+        assert np.abs(array - onnx_outputs[name]).max() <= 1e-5 * max(1, np.abs(array).max()), name
     model.close()
 
 
