@@ -36,7 +36,10 @@ def parse_args(argv=None):
         "--batch_size", type=positive_int, help="pictures at once; not given: an .om's own, otherwise 1"
     )
     parser.add_argument(
-        "--dtype", default="float32", choices=("float32", "bfloat16", "float16"), help="computing type of a checkpoint"
+        "--dtype",
+        default="float32",
+        choices=("float32", "bfloat16", "float16"),
+        help="computing type of a checkpoint, or of openvino",
     )
     parser.add_argument("--loop", type=positive_int, default=20, help="timed runs")
     parser.add_argument("--warmup_count", type=positive_int, default=3, help="runs before them, which do not count")

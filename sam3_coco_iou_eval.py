@@ -40,7 +40,10 @@ def parse_args(argv=None):
     parser.add_argument("--batch_size", type=positive_int, help="samples at once; not given: an .om's own, otherwise 1")
     parser.add_argument("--output_dir", type=Path, default=Path("./coco_iou_results"), help="where results go")
     parser.add_argument(
-        "--dtype", default="float32", choices=("float32", "bfloat16", "float16"), help="computing type of a checkpoint"
+        "--dtype",
+        default="float32",
+        choices=("float32", "bfloat16", "float16"),
+        help="computing type of a checkpoint, or of openvino",
     )
     parser.add_argument(
         "--score_threshold", type=unit_interval, default=0.5,

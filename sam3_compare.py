@@ -52,7 +52,7 @@ def parse_args(argv=None):
     )
     parser.add_argument(
         "--dtype", default="float32", choices=("float32", "bfloat16", "float16"),
-        help="computing type of a candidate that is a checkpoint",
+        help="computing type of a candidate that is a checkpoint, or runs on openvino",
     )  # fmt: skip
     parser.add_argument("--taps", action="store_true", help="compare the FPN levels too, where both models offer them")
     parser.add_argument("--report", type=Path, metavar="FILE", help="write all figures as JSON")

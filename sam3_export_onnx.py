@@ -27,7 +27,7 @@ from sam3_utils.cli import CheckFailed, UsageError, make_parser, run
 
 logger = logging.getLogger("sam3_export_onnx")
 VERIFY_BATCHES = (1, 2, 3)
-VERIFY_BOUND = 1e-4  # largest difference, in units of the output's largest value where that is over 1
+VERIFY_BOUND = 1e-4  # of float32 weights, see verify()
 AUTO_VERIFY_PARAMETERS = 100_000_000
 REWRITES = ("patch_embed", "qkv", "rope", "windows")  # static_model.REWRITES, without importing torch for --help
 
@@ -62,6 +62,11 @@ def parse_args(argv=None):
         help="layer normalisation as one operator, or as the chain that ATC's fusion pass looks for",
     )  # fmt: skip
     parser.add_argument(
+        "--weights", default="float32", choices=("float32", "float16", "int8"),
+        help="what they are stored as: float16 halves the file; int8 quarters it, and ONNX Runtime and OpenVINO compute "
+        "products in 8 bits (not for ATC)",
+    )  # fmt: skip
+    parser.add_argument(
         "--taps", action="store_true",
         help="give the neck's feature levels fpn_feat_0 to 2 as further outputs, for sam3_compare.py --taps",
     )  # fmt: skip
@@ -87,7 +92,7 @@ def export(args) -> dict:
     logger.info("tracing %.1f M parameters, rewrites: %s", parameters / 1e6, ", ".join(applied) or "none")
     parts = ("single",) if args.layout == "single" else contract.SPLIT
     models, weight, nodes_traced = text_graph.build(
-        sam3, applied, args.conv_transpose, args.layer_norm, parts, args.taps
+        sam3, applied, args.conv_transpose, args.layer_norm, parts, args.taps, args.weights
     )
     del sam3
     paths = {part: args.output_dir / f"{contract.STEMS[part]}.onnx" for part in parts}
@@ -96,7 +101,8 @@ def export(args) -> dict:
     with tqdm(total=4 * parameters, unit="B", unit_scale=True, desc="weights", disable=not sys.stderr.isatty()) as bar:
         for part, model in models.items():
             graph.save(model, paths[part], weight, bar.update)
-            preflight.check_model(paths[part], part)
+            if args.weights != "int8":  # DequantizeLinear is none of ATC's operators
+                preflight.check_model(paths[part], part)
             operators.update(graph.operator_counts(model))
             kept[part] = text_graph.sensitive_nodes(model, args.target_device)
             files.write_text(keep_list_path(paths[part]), "".join(f"{name}\n" for name in kept[part]))
@@ -109,6 +115,7 @@ def export(args) -> dict:
         "rewrites": applied,
         "conv_transpose": args.conv_transpose,
         "layer_norm": args.layer_norm,
+        "weights": args.weights,
         "taps": args.taps,
         "opset": graph.OPSET,
         "ir_version": graph.IR_VERSION,
@@ -119,14 +126,15 @@ def export(args) -> dict:
     }
 
 
-def verify(model_path: Path, exported: Path) -> dict[str, dict]:
+def verify(model_path: Path, exported: Path, bound: float | None) -> dict[str, dict]:
     """Run an exported model against PyTorch in a process of its own; the worst difference of each output.
 
     Args:
         exported: an .onnx, or the folder of a split model.
+        bound: of the difference, in units of the output's largest value where that is over 1; None judges nothing.
 
     Raises:
-        CheckFailed: an output differs by more than `VERIFY_BOUND`.
+        CheckFailed: an output differs by more than `bound`.
     """
     from sam3_utils.compare import verify_onnx
 
@@ -144,9 +152,11 @@ def verify(model_path: Path, exported: Path) -> dict[str, dict]:
     }
     for name, row in worst.items():
         print(f"  {name:16s} largest difference {row['max_abs']:.2e} (largest value {row['max_ref']:.1f})")
-    off = [name for name, row in worst.items() if not row["max_abs"] <= VERIFY_BOUND * max(1.0, row["max_ref"])]
+    if bound is None:
+        return worst
+    off = [name for name, row in worst.items() if not row["max_abs"] <= bound * max(1.0, row["max_ref"])]
     if off:
-        raise CheckFailed(f"{exported}: differs from PyTorch by more than {VERIFY_BOUND:g} in {', '.join(off)}")
+        raise CheckFailed(f"{exported}: differs from PyTorch by more than {bound:g} in {', '.join(off)}")
     return worst
 
 
@@ -176,11 +186,16 @@ def main(argv=None) -> int:
     print(f"{exported}: {report['nodes']} nodes (traced: {report['nodes_traced']}), {seconds:.0f} s")
     if args.verify == "always" or (args.verify == "auto" and report["parameters"] <= AUTO_VERIFY_PARAMETERS):
         print(f"against PyTorch at batch {', '.join(map(str, VERIFY_BATCHES))}:")
+        bound = VERIFY_BOUND if args.weights == "float32" else None
         report["verification"] = {
             "batches": VERIFY_BATCHES,
-            "bound": VERIFY_BOUND,
-            "outputs": verify(args.model_path, exported),
+            "bound": bound,
+            "outputs": verify(args.model_path, exported, bound),
         }
+        if bound is None:
+            print(
+                f"is {args.weights} good enough? sam3_compare.py --reference {args.model_path} --candidate {exported}"
+            )
     else:
         report["verification"] = None
         logger.warning("not verified against PyTorch; --verify always does it, with both models in memory")

@@ -46,7 +46,10 @@ def parse_args(argv=None):
         help="keep instances with a higher score x presence; 0.3 as the official dumps do",
     )  # fmt: skip
     parser.add_argument(
-        "--dtype", default="float32", choices=("float32", "bfloat16", "float16"), help="computing type of a checkpoint"
+        "--dtype",
+        default="float32",
+        choices=("float32", "bfloat16", "float16"),
+        help="computing type of a checkpoint, or of openvino",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace earlier results of the chosen subsets")
     return parser.parse_args(argv)

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """PyTorch, ONNX Runtime and OM behind one interface: `open_model(path, device)`, then `infer(feeds)`.
 
-Every backend has `shapes` (`contract.ModelShapes`), `runtime` ("torch", "onnx" or "om"), `device` (as it is in use),
-`precision`, `taps` (which of `contract.TAPS` it offers), `infer(feeds, taps=())` and `close()`. Feeds and results are
-numpy arrays by the contract's names; results are float32 whatever the runtime computes in. Taps come back beside the
-outputs, and only those that are asked for.
+Every backend has `shapes` (`contract.ModelShapes`), `runtime` ("torch", "onnx", "openvino" or "om"), `device` (as it is
+in use), `precision`, `taps` (which of `contract.TAPS` it offers), `infer(feeds, taps=())` and `close()`. Feeds and
+results are numpy arrays by the contract's names; results are float32 whatever the runtime computes in. Taps come back
+beside the outputs, and only those that are asked for.
 """
 
 import json
@@ -16,7 +16,7 @@ import numpy as np
 
 from sam3_utils import checkpoint, contract, files, graph
 from sam3_utils.cli import CheckFailed, UsageError
-from sam3_utils.sessions import OmSession, OnnxSession, split_device
+from sam3_utils.sessions import OmSession, OnnxSession, OpenVinoSession, fastest_cpu, split_device
 
 # {"vision": file name, "text": ..., "detector": ...}; makes its folder a split model. Where several models lie in one
 # folder, as OMs of several batch sizes do, the manifest has another name and is itself what `path` names.
@@ -31,8 +31,9 @@ def open_model(path: Path, device: str | None = None, dtype: str = "float32"):
         path: a checkpoint folder (PyTorch), an `.onnx` file (ONNX Runtime), an `.om` file (ais_bench), or a split
             model, three files of one of the last two kinds: the folder of a `split.json`, or another `.json` like it.
         device: NPU id for an OM (default "0"); `cpu` (default), `cuda:0`, `npu:0` for a checkpoint; `cpu`, `cuda:0`,
-            `trt:0`, `cann:0` for ONNX.
-        dtype: computing type of a checkpoint, "float32", "bfloat16" or "float16"; the other files carry theirs.
+            `trt:0`, `cann:0`, `openvino` for ONNX, `auto` for the fastest way on the CPU.
+        dtype: computing type of a checkpoint, "float32", "bfloat16" or "float16", or of `openvino`, one of the first
+            two; the other files carry theirs, and `auto` chooses.
 
     Raises:
         UsageError: the path is none of these, the device does not exist or does not fit, or the model is not SAM3.
@@ -42,19 +43,24 @@ def open_model(path: Path, device: str | None = None, dtype: str = "float32"):
         if (path / "sam3.onnx").is_file() and not (path / "config.json").exists():
             raise UsageError(f"{path}: a folder of an exported model; name its file, {path / 'sam3.onnx'}")
         return TorchModel(path, "cpu" if device is None else device, dtype)
-    if dtype != "float32":
-        raise UsageError(f"--dtype {dtype}: only a checkpoint folder can be computed in another type, not {path}")
-    if split:
-        return SplitModel(path, device)
-    return GraphModel(path, device)
+    if device == "auto":
+        device, dtype = fastest_cpu()
+    if dtype != "float32" and (device, dtype) != ("openvino", "bfloat16"):
+        raise UsageError(
+            f"--dtype {dtype}: only a checkpoint folder can be computed in another type (and an .onnx in bfloat16 by "
+            f"--device openvino), not {path}"
+        )
+    return (SplitModel if split else GraphModel)(path, device, dtype)
 
 
-def open_session(path: Path, device: str | None):
-    """The session of one file.
+def open_session(path: Path, device: str | None, dtype: str):
+    """The session of one file; `dtype` is for OpenVINO.
 
     Raises:
         UsageError: it is neither ONNX nor OM, or cannot be opened.
     """
+    if path.suffix == ".onnx" and device == "openvino":
+        return OpenVinoSession(path, dtype)
     if path.suffix == ".onnx":
         return OnnxSession(path, "cpu" if device is None else device)
     if path.suffix == ".om":
@@ -152,8 +158,8 @@ def _shapes(sizes: dict, batch: int | None) -> contract.ModelShapes:
 class GraphModel:
     """The single graph on one runtime."""
 
-    def __init__(self, path: Path, device: str | None):
-        self._session = session = open_session(path, device)
+    def __init__(self, path: Path, device: str | None, dtype: str = "float32"):
+        self._session = session = open_session(path, device, dtype)
         try:
             sizes = contract.check_io(session.inputs, session.outputs, str(path))
         except UsageError:
@@ -187,14 +193,14 @@ class SplitModel:
 
     taps = contract.TAPS
 
-    def __init__(self, path: Path, device: str | None):
+    def __init__(self, path: Path, device: str | None, dtype: str = "float32"):
         self._sessions: dict = {}
         self._picture, self._levels = None, {}
         self._texts: OrderedDict[bytes, np.ndarray] = OrderedDict()
         sizes: dict[str, int | None] = {}
         try:
             for part, file in split_parts(path).items():
-                self._sessions[part] = session = open_session(file, device)
+                self._sessions[part] = session = open_session(file, device, dtype)
                 found = contract.check_io(session.inputs, session.outputs, str(file), part)
                 self._check_batches(file, part, found)
                 other = [

@@ -1,11 +1,13 @@
 # Copyright 2026 The SAM3 offline inference kit authors
 # SPDX-License-Identifier: Apache-2.0
-"""One graph on one runtime: ONNX Runtime's and ais_bench's sessions with the same face.
+"""One graph on one runtime: sessions of ONNX Runtime, OpenVINO and ais_bench with the same face.
 
-A session has `runtime` ("onnx" or "om"), `device`, `precision`, `inputs` and `outputs` (name -> (numpy dtype name,
-shape), None for a free size), `run(feeds, names)` and `close()`. It knows nothing of SAM3.
+A session has `runtime` ("onnx", "openvino" or "om"), `device`, `precision`, `inputs` and `outputs` (name -> (numpy
+dtype name, shape), None for a free size), `run(feeds, names)` and `close()`. It knows nothing of SAM3.
 """
 
+import importlib.util
+import logging
 import os
 import re
 import stat
@@ -16,6 +18,8 @@ import numpy as np
 from sam3_utils import graph, ort_graph
 from sam3_utils.cli import CheckFailed, UsageError
 
+logger = logging.getLogger(__name__)
+INT8_GROUP = 1024  # OpenVINO's vision encoder of facebook/sam3 took 13.2 s without groups, 10.0 s with these
 PROVIDERS = {
     "cpu": ("CPUExecutionProvider", "onnxruntime"),
     "cuda": ("CUDAExecutionProvider", "onnxruntime-gpu"),
@@ -29,8 +33,82 @@ def split_device(device: str, kinds: tuple[str, ...], path: Path) -> tuple[str, 
     match = re.fullmatch(r"([a-z]+)(?::(\d+))?", device)
     if not match or match[1] not in kinds or (match[1] == "cpu" and match[2]):
         choices = ", ".join(kind if kind == "cpu" else f"{kind}:0" for kind in kinds)
+        choices += ", openvino, auto" if kinds == tuple(PROVIDERS) else ""
         raise UsageError(f"--device {device}: {path} runs on one of {choices} (NPU ids such as 0 are for .om files)")
     return match[1], int(match[2] or 0)
+
+
+# The names of /proc/cpuinfo for instructions that multiply bfloat16: Intel's matrix unit, and AVX-512 of both makers.
+BFLOAT16_FLAGS = ("amx_bf16", "avx512_bf16")
+
+
+def fastest_cpu() -> tuple[str, str]:
+    """(device, dtype) that runs an ONNX file fastest on this CPU, by the measurements in docs/speed.md; says why."""
+    flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
+    found = [flag for flag in BFLOAT16_FLAGS if flag in flags]
+    if importlib.util.find_spec("openvino") is None:
+        choice, reason = ("cpu", "float32"), "openvino is not installed: pip install -r requirements-openvino.txt"
+    elif found:
+        choice, reason = ("openvino", "bfloat16"), f"this CPU has {found[0]}"
+    else:
+        choice, reason = ("openvino", "float32"), f"this CPU has none of {', '.join(BFLOAT16_FLAGS)}"
+    logger.warning("--device auto: %s, %s (%s)", *choice, reason)
+    return choice
+
+
+class OpenVinoSession:
+    """An ONNX file through OpenVINO on the CPU, in float32 or bfloat16."""
+
+    runtime, device = "openvino", "openvino"
+
+    def __init__(self, path: Path, dtype: str):
+        model = graph.load_structure(path)
+        graph.check_external_files(model, path)
+        try:
+            import openvino
+        except ImportError as error:
+            raise UsageError(
+                f"--device openvino: it is not installed ({error}): pip install -r requirements-openvino.txt"
+            ) from None
+        core = openvino.Core()
+        if dtype == "bfloat16" and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+            raise UsageError("--dtype bfloat16: this CPU has no instructions for it; use float32")
+        settings = {
+            "INFERENCE_PRECISION_HINT": {"float32": "f32", "bfloat16": "bf16"}[dtype],
+            "PERFORMANCE_HINT": "LATENCY",
+            # With int8 weights: the other side of a product is rounded to 8 bits in groups of so many channels.
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": str(INT8_GROUP),
+        }
+        try:
+            network = core.read_model(str(path))
+            compiled = core.compile_model(network, "CPU", settings)
+        except RuntimeError as error:
+            raise UsageError(f"{path}: OpenVINO cannot open it: {' '.join(str(error).split())[:300]}") from None
+
+        def describe(ports):
+            return {
+                port.any_name: (
+                    np.dtype(port.element_type.to_dtype()).name,
+                    tuple(size.get_length() if size.is_static else None for size in port.partial_shape),
+                )
+                for port in ports
+            }
+
+        # Compiling keeps the ports' order, but may leave an output with the name of a node that was optimised away.
+        self.inputs, self.outputs = describe(network.inputs), describe(network.outputs)
+        self._request = compiled.create_infer_request()
+        int8 = any(node.op_type == "DequantizeLinear" for node in model.graph.node)
+        self.precision = dtype + (", int8 products" if int8 else "")
+
+    def run(self, feeds: dict[str, np.ndarray], names: list[str]) -> dict[str, np.ndarray]:
+        """The outputs `names` of one run; all of them are computed."""
+        self._request.infer([np.ascontiguousarray(feeds[name]) for name in self.inputs])
+        results = dict(zip(self.outputs, self._request.output_tensors, strict=True))
+        return {name: results[name].data.copy() for name in names}
+
+    def close(self) -> None:
+        """Free the session's memory."""
+        self._request = None
 
 
 class OnnxSession:

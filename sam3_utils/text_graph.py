@@ -3,10 +3,11 @@
 """SAM3's text branch as an ONNX graph, with its weights or without, and the nodes of it that 16 bits hurt."""
 
 import re
+from functools import partial
 
 import numpy as np
 
-from sam3_utils import checkpoint, contract, graph
+from sam3_utils import checkpoint, contract, graph, weights
 from sam3_utils.static_model import REWRITES, TextBranch
 
 # Where float16 costs most: (pattern of the node's name, is it a matrix product or convolution?). Box coordinates are
@@ -24,13 +25,22 @@ SENSITIVE = (
 MOVES = {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Split", "Concat", "Gather", "Slice"}
 
 
-def build(sam3, names=REWRITES, conv_transpose="operator", layer_norm="operator", parts=("single",), taps=False):
+def build(
+    sam3,
+    names=REWRITES,
+    conv_transpose="operator",
+    layer_norm="operator",
+    parts=("single",),
+    taps=False,
+    kind="float32",
+):
     """Trace the text branch of a `Sam3Model`, whose modules are taken over and left on the meta device.
 
     Args:
         sam3: on the CPU, or on the meta device for the structure alone.
         names, conv_transpose, layer_norm: as in `static_model.TextBranch`.
         parts: which of `contract.PARTS` to make.
+        kind: what weights are stored as, one of `weights.KINDS`.
         taps: give the single graph the three feature levels `contract.TAPS` as further outputs.
 
     Returns:
@@ -38,7 +48,7 @@ def build(sam3, names=REWRITES, conv_transpose="operator", layer_norm="operator"
         `graph.save`; the number of nodes that were traced.
     """
     branch = TextBranch(sam3, names, conv_transpose, layer_norm)
-    weights = branch.state_dict()
+    values = branch.state_dict()
     sizes = checkpoint.tensor_sizes(sam3.config)
     between = {name: types for part in ("vision", "text") for name, types in contract.PARTS[part][1].items()}
     inputs = contract.with_sizes(contract.INPUTS, sizes | {"N": 2})
@@ -57,10 +67,13 @@ def build(sam3, names=REWRITES, conv_transpose="operator", layer_norm="operator"
             traced, *(contract.with_sizes(tensors, sizes | free) for tensors in (inputs, outputs))
         )
 
-    def weight(name: str) -> np.ndarray:
-        return weights[name].permute(permutations.get(name, tuple(range(weights[name].dim())))).numpy()
+        if kind != "float32":
+            weights.store(models[part], kind, values)
 
-    return models, weight, nodes
+    def weight(name: str) -> np.ndarray:
+        return values[name].permute(permutations.get(name, tuple(range(values[name].dim())))).numpy()
+
+    return models, partial(weights.stored, weight=weight), nodes
 
 
 def sensitive_nodes(model, target_device: str) -> list[str]:
