@@ -63,8 +63,8 @@ def parse_args(argv=None):
     )  # fmt: skip
     parser.add_argument(
         "--weights", default="float32", choices=("float32", "float16", "int8"),
-        help="what they are stored as: float16 halves the file; int8 quarters it, and ONNX Runtime and OpenVINO compute "
-        "products in 8 bits (not for ATC)",
+        help="what they are stored as: float16 halves the file; int8 quarters it, and ONNX Runtime and OpenVINO "
+        "compute products in 8 bits (not for ATC)",
     )  # fmt: skip
     parser.add_argument(
         "--taps", action="store_true",

@@ -39,12 +39,13 @@ def split_device(device: str, kinds: tuple[str, ...], path: Path) -> tuple[str, 
 
 
 # The names of /proc/cpuinfo for instructions that multiply bfloat16: Intel's matrix unit, and AVX-512 of both makers.
+CPUINFO = Path("/proc/cpuinfo")
 BFLOAT16_FLAGS = ("amx_bf16", "avx512_bf16")
 
 
 def fastest_cpu() -> tuple[str, str]:
     """(device, dtype) that runs an ONNX file fastest on this CPU, by the measurements in docs/speed.md; says why."""
-    flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
+    flags = CPUINFO.read_text(encoding="utf-8").split()
     found = [flag for flag in BFLOAT16_FLAGS if flag in flags]
     if importlib.util.find_spec("openvino") is None:
         choice, reason = ("cpu", "float32"), "openvino is not installed: pip install -r requirements-openvino.txt"
