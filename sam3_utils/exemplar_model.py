@@ -134,7 +134,7 @@ class ExemplarEncoder(nn.Module):
         )
         negative, positive = source.label_embed.weight.detach().reshape(2, 1, 1, -1)
         self.register_buffer("negative", negative)
-        self.register_buffer("positive", positive)
+        self.register_buffer("negative_to_positive", positive - negative)
         self.register_buffer("whole", source.cls_embed.weight.detach()[None])
         self.register_buffer("position_encoding", position)
         self.final_proj, self.prompt_layer_norm = source.final_proj, source.prompt_layer_norm
@@ -152,7 +152,7 @@ class ExemplarEncoder(nn.Module):
         bias = padding_bias(mask, self.boxes + 1)
 
         vision = features.reshape(-1, self.channels, self.tokens).permute(0, 2, 1)
-        label = is_positive * self.positive + (1 - is_positive) * self.negative
+        label = self.negative + is_positive * self.negative_to_positive
         pooled = self.pooling(self.vision_layer_norm(vision), input_boxes)
         states = label + self.box_embedding(input_boxes) + pooled
         states = torch.cat([states, self.whole + (any_box * 0).unsqueeze(-1)], dim=1)

@@ -428,7 +428,7 @@ class PromptMask(nn.Module):
         self.length = length
 
     def forward(self, mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        mask = mask.float()
+        mask = mask if mask.is_floating_point() else mask.float()  # the tracer keeps Casts from float32 to float32
         bias = padding_bias(mask, self.length)
         count = mask.sum(-1, keepdim=True)
         return mask, bias, count, (count * 0).reshape(-1, 1, 1)
