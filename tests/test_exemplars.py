@@ -18,9 +18,9 @@ from test_graph import DYNAMIC
 from sam3_utils import contract, graph, preflight, text_graph
 from sam3_utils.backends import open_model
 from sam3_utils.checkpoint import load_model
-from sam3_utils.cli import UsageError
+from sam3_utils.cli import CheckFailed, UsageError
 from sam3_utils.compare import random_feeds
-from sam3_utils.exemplar_model import RoiPooling
+from sam3_utils.exemplar_model import ExemplarEncoder, RoiPooling
 
 COUNT = 3
 NO_BOX = contract.NO_BOX
@@ -200,6 +200,32 @@ def test_pooling_is_torchvision_s_roi_align_at_full_size(dtype, bound):
     assert (found - expected).abs().max() <= bound
 
 
+def test_the_encoder_is_transformers_geometry_encoder_at_full_size():
+    """facebook/sam3's sizes, random weights, lists of different length; tokens that count, in transformers' order."""
+    from transformers import Sam3Config
+    from transformers.models.sam3.modeling_sam3 import Sam3GeometryEncoder, Sam3SinePositionEmbedding
+
+    torch.manual_seed(0)
+    config = Sam3Config().geometry_encoder_config
+    config._attn_implementation = "sdpa"
+    source = Sam3GeometryEncoder(config).eval().requires_grad_(False)
+    for parameter in source.parameters():
+        parameter += 0.05 * torch.randn(parameter.shape)
+    features = torch.randn(2, CHANNELS, GRID, GRID)
+    position = Sam3SinePositionEmbedding(num_pos_feats=CHANNELS // 2, normalize=True)(
+        features.shape, "cpu", torch.float32
+    )
+    boxes = pooling_cases().float()[0, :8].reshape(2, 4, 4)
+    labels = torch.tensor([[1, 0, 1, 1], [0, 1, NO_BOX, NO_BOX]])
+    with torch.no_grad():
+        expected = source(boxes, labels != NO_BOX, labels.clamp(min=0), (features,), (position,)).last_hidden_state
+        tokens = position.flatten(2).transpose(1, 2)
+        found, mask = ExemplarEncoder(source, 4, GRID, tokens[:1])(features, boxes, labels)
+    assert len(source.layers) == 3 and mask.tolist() == [[1, 1, 1, 1, 1], [1, 1, 0, 0, 1]]
+    assert (found[0] - expected[0]).abs().max() <= 1e-4
+    assert (found[1, [0, 1, 4]] - expected[1, :3]).abs().max() <= 1e-4
+
+
 @pytest.fixture(scope="module")
 def full_width():
     """The parts at facebook/sam3's width with few layers, on the meta device; no weight exists."""
@@ -254,6 +280,18 @@ def test_the_exported_parts_pass_the_preflight_and_are_listed(folder):
         wanted = contract.PARTS[part][0] | (contract.EXEMPLARS if part == "detector" else {})
         assert inputs == list(wanted)
     assert json.loads((folder / "export_report.json").read_text())["exemplars"] == COUNT
+
+
+def test_an_exemplar_graph_with_other_numbers_fails_the_verification(tmp_path, checkpoint, folder):
+    import sam3_export_onnx
+
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    model = onnx.load(tmp_path / "sam3_exemplar.onnx")
+    tensor = next(entry for entry in model.graph.initializer if entry.name.endswith("final_proj.weight"))
+    tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor) * 1.1, tensor.name))
+    onnx.save(model, tmp_path / "sam3_exemplar.onnx")
+    with pytest.raises(CheckFailed, match="differs from PyTorch"):
+        sam3_export_onnx.verify(checkpoint, tmp_path)
 
 
 def test_an_om_of_fixed_batches_answers_alike(tmp_path, folder, split, feeds):
