@@ -32,7 +32,7 @@ def open_model(path: Path, device: str | None = None, dtype: str = "float32"):
 
     Args:
         path: a checkpoint folder (PyTorch), an `.onnx` file (ONNX Runtime), an `.om` file (ais_bench), or a split
-            model, three files of one of the last two kinds: the folder of a `split.json`, or another `.json` like it.
+            model, several files of one of the last two kinds: the folder of a `split.json`, or another `.json` like it.
         device: NPU id for an OM (default "0"); `cpu` (default), `cuda:0`, `npu:0` for a checkpoint; `cpu`, `cuda:0`,
             `trt:0`, `cann:0` for ONNX.
         dtype: computing type of a checkpoint, "float32", "bfloat16" or "float16"; the other files carry theirs.
