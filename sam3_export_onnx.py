@@ -9,7 +9,8 @@ Example:
 Reads:  config.json, model.safetensors, tokenizer and processor files in --model_path
 Writes: <output_dir>/sam3.onnx, sam3.onnx.data (the weights), keep_dtype.cfg (for ATC), export_report.json;
         with --layout split instead of the first three sam3_vision.onnx and so on, sam3_text..., sam3_detector..., each
-        with its .data and .keep_dtype.cfg, and split.json, which makes the folder a model
+        with its .data and .keep_dtype.cfg, and split.json, which makes the folder a model; with --exemplars also
+        sam3_exemplar...
 Exit:   0 exported (and verified), 1 the graph's answers differ from PyTorch's, 2 wrong usage.
 """
 
@@ -23,7 +24,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
-from sam3_utils.cli import CheckFailed, UsageError, make_parser, run
+from sam3_utils.cli import CheckFailed, UsageError, make_parser, positive_int, run
 
 logger = logging.getLogger("sam3_export_onnx")
 VERIFY_BATCHES = (1, 2, 3)
@@ -44,6 +45,11 @@ def parse_args(argv=None):
     parser.add_argument(
         "--layout", default="single", choices=("single", "split"),
         help="one graph, or three: a picture is encoded once for all of its phrases, a phrase once for all pictures",
+    )  # fmt: skip
+    parser.add_argument(
+        "--exemplars", type=positive_int, metavar="COUNT",
+        help="let a split model take, beside the phrase, up to COUNT boxes that show what is meant, or what is not; "
+        "none without it",
     )  # fmt: skip
     parser.add_argument(
         "--verify", default="auto", choices=("auto", "always", "never"),
@@ -91,12 +97,16 @@ def export(args) -> dict:
     applied = [name for name in REWRITES if name not in args.skip_rewrite]
     logger.info("tracing %.1f M parameters, rewrites: %s", parameters / 1e6, ", ".join(applied) or "none")
     parts = ("single",) if args.layout == "single" else contract.SPLIT
+    if args.exemplars:
+        parts = (*parts, "exemplar")
     models, weight, nodes_traced = text_graph.build(
-        sam3, applied, args.conv_transpose, args.layer_norm, parts, args.taps, args.weights
+        sam3, applied, args.conv_transpose, args.layer_norm, parts, args.taps, args.exemplars or 0, args.weights
     )
     del sam3
     paths = {part: args.output_dir / f"{contract.STEMS[part]}.onnx" for part in parts}
     (args.output_dir / SPLIT_MANIFEST).unlink(missing_ok=True)
+    for left in args.output_dir.glob(f"{contract.STEMS['exemplar']}.*"):
+        left.unlink()  # of an export with --exemplars, whose detector is replaced
     operators, kept = Counter(), {}
     with tqdm(total=4 * parameters, unit="B", unit_scale=True, desc="weights", disable=not sys.stderr.isatty()) as bar:
         for part, model in models.items():
@@ -117,6 +127,7 @@ def export(args) -> dict:
         "layer_norm": args.layer_norm,
         "weights": args.weights,
         "taps": args.taps,
+        "exemplars": args.exemplars,
         "opset": graph.OPSET,
         "ir_version": graph.IR_VERSION,
         "nodes_traced": nodes_traced,
@@ -162,6 +173,8 @@ def verify(model_path: Path, exported: Path, bound: float | None) -> dict[str, d
 
 def main(argv=None) -> int:
     args = parse_args(argv)
+    if args.exemplars and args.layout == "single":
+        raise UsageError(f"--exemplars {args.exemplars}: only a split model takes boxes; give --layout split")
     if args.output_dir.exists() and not args.output_dir.is_dir():
         raise UsageError(f"--output_dir {args.output_dir}: a file of that name is in the way")
     if args.target_device not in ("300I", "800I"):

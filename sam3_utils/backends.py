@@ -6,6 +6,8 @@ Every backend has `shapes` (`contract.ModelShapes`), `runtime` ("torch", "onnx",
 in use), `precision`, `taps` (which of `contract.TAPS` it offers), `infer(feeds, taps=())` and `close()`. Feeds and
 results are numpy arrays by the contract's names; results are float32 whatever the runtime computes in. Taps come back
 beside the outputs, and only those that are asked for.
+
+`exemplars` says how many boxes a list of `contract.BOXES`, the two optional feeds, may hold; None: any number.
 """
 
 import json
@@ -18,8 +20,9 @@ from sam3_utils import checkpoint, contract, files, graph
 from sam3_utils.cli import CheckFailed, UsageError
 from sam3_utils.sessions import OmSession, OnnxSession, OpenVinoSession, fastest_cpu, split_device
 
-# {"vision": file name, "text": ..., "detector": ...}; makes its folder a split model. Where several models lie in one
-# folder, as OMs of several batch sizes do, the manifest has another name and is itself what `path` names.
+# {"vision": file name, "text": ..., "detector": ...}, and "exemplar" in a model that takes boxes; makes its folder a
+# split model. Where several models lie in one folder, as OMs of several batch sizes do, the manifest has another name
+# and is itself what `path` names.
 SPLIT_MANIFEST = "split.json"
 TEXT_CACHE = 4096  # phrases, 32 KB each for facebook/sam3
 
@@ -29,7 +32,7 @@ def open_model(path: Path, device: str | None = None, dtype: str = "float32"):
 
     Args:
         path: a checkpoint folder (PyTorch), an `.onnx` file (ONNX Runtime), an `.om` file (ais_bench), or a split
-            model, three files of one of the last two kinds: the folder of a `split.json`, or another `.json` like it.
+            model, several files of one of the last two kinds: the folder of a `split.json`, or another `.json` like it.
         device: NPU id for an OM (default "0"); `cpu` (default), `cuda:0`, `npu:0` for a checkpoint; `cpu`, `cuda:0`,
             `trt:0`, `cann:0`, `openvino` for ONNX, `auto` for the fastest way on the CPU.
         dtype: computing type of a checkpoint, "float32", "bfloat16" or "float16", or of `openvino`, one of the first
@@ -82,7 +85,8 @@ def split_parts(path: Path) -> dict[str, Path]:
     manifest = path / SPLIT_MANIFEST if path.is_dir() else path
     try:
         names = json.loads(manifest.read_text(encoding="utf-8"))
-        parts = {part: manifest.parent / Path(names[part]).name for part in contract.SPLIT}
+        wanted = (*contract.SPLIT, "exemplar") if "exemplar" in names else contract.SPLIT
+        parts = {part: manifest.parent / Path(names[part]).name for part in wanted}
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{manifest}: not a split model's manifest ({error}); export or convert it again") from None
     missing = [path.name for path in parts.values() if not path.is_file()]
@@ -106,9 +110,12 @@ def _finite(outputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 class TorchModel:
-    """A checkpoint folder through PyTorch: the reference of every comparison."""
+    """A checkpoint folder through PyTorch: the reference of every comparison.
 
-    runtime, taps = "torch", contract.TAPS
+    Pictures are encoded one by one, and one that follows itself, also from one call to the next, only once.
+    """
+
+    runtime, taps, exemplars = "torch", contract.TAPS, None
 
     def __init__(self, path: Path, device: str, dtype: str):
         import torch
@@ -127,20 +134,53 @@ class TorchModel:
             torch.backends.cuda.matmul.fp32_precision = torch.backends.cudnn.conv.fp32_precision = "ieee"
         self.device, self.precision = device, dtype
         self._device = torch.device(kind if kind == "cpu" else f"{kind}:{index}")
-        self._model = checkpoint.load_model(path, dtype).to(self._device)
+        self._path, self._model = path, checkpoint.load_model(path, dtype).to(self._device)
         self.shapes = checkpoint.model_shapes(self._model.config)
+        self._picture = self._encoded = None
 
-    def infer(self, feeds: dict[str, np.ndarray], taps: tuple[str, ...] = ()) -> dict[str, np.ndarray]:
-        """Run one batch; see the module's docstring."""
+    def _encode(self, pictures: np.ndarray):
+        """transformers' output of the vision encoder for N x 3 x S x S pictures."""
         import torch
 
-        contract.check_feeds(feeds, contract.single_inputs(self.shapes))
-        tensors = {
-            name: torch.from_numpy(np.ascontiguousarray(array)).to(self._device) for name, array in feeds.items()
+        rows = []
+        for picture in pictures:
+            if self._picture is None or not np.array_equal(picture, self._picture):
+                self._picture = self._encoded = None
+                tensor = torch.from_numpy(picture[None]).to(self._device, self._model.dtype)
+                self._encoded, self._picture = self._model.vision_encoder(tensor), picture.copy()
+            rows.append(self._encoded)
+        levels = {
+            name: tuple(map(torch.cat, zip(*(getattr(row, name) for row in rows), strict=True)))
+            for name in ("fpn_hidden_states", "fpn_position_encoding")
         }
-        pixel_values = tensors.pop("pixel_values").to(self._model.dtype)
+        return type(rows[0])(**levels)
+
+    def infer(self, feeds: dict[str, np.ndarray], taps: tuple[str, ...] = ()) -> dict[str, np.ndarray]:
+        """Run one batch; see the module's docstring. Rows without a box are run as transformers runs those that come
+        without a list of boxes: an empty list would count for it, as a token of its own."""
+        contract.check_feeds(feeds, contract.single_inputs(self.shapes))
+        contract.check_boxes(feeds, len(feeds["input_ids"]), self.exemplars, str(self._path))
+        labels = feeds.get("input_boxes_labels", np.empty((len(feeds["input_ids"]), 0)))
+        boxed = (labels != contract.NO_BOX).any(axis=1)
+        results: dict[str, np.ndarray] = {}
+        for rows, names in ((~boxed, contract.INPUTS), (boxed, contract.INPUTS | contract.BOXES)):
+            if rows.any():
+                for name, array in self._answer({name: feeds[name][rows] for name in names}, taps).items():
+                    results.setdefault(name, np.empty((len(rows), *array.shape[1:]), np.float32))[rows] = array
+        return results
+
+    def _answer(self, feeds: dict[str, np.ndarray], taps: tuple[str, ...]) -> dict[str, np.ndarray]:
+        import torch
+
+        tensors = {
+            name: torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+            for name, array in feeds.items()
+            if name != "pixel_values"
+        }
+        if "input_boxes" in tensors:
+            tensors["input_boxes"] = tensors["input_boxes"].to(self._model.dtype)
         with torch.inference_mode():
-            vision = self._model.vision_encoder(pixel_values)  # as Sam3Model.forward does when it gets a picture
+            vision = self._encode(np.ascontiguousarray(feeds["pixel_values"]))
             outputs = self._model(vision_embeds=vision, **tensors)
         results = {name: outputs[name] for name in contract.OUTPUTS}
         results |= {name: vision.fpn_hidden_states[contract.TAPS.index(name)] for name in taps}
@@ -148,7 +188,7 @@ class TorchModel:
 
     def close(self) -> None:
         """Free the model's memory."""
-        self._model = None
+        self._model = self._picture = self._encoded = None
 
 
 def _shapes(sizes: dict, batch: int | None) -> contract.ModelShapes:
@@ -158,8 +198,11 @@ def _shapes(sizes: dict, batch: int | None) -> contract.ModelShapes:
 class GraphModel:
     """The single graph on one runtime."""
 
+    exemplars = 0
+
     def __init__(self, path: Path, device: str | None, dtype: str = "float32"):
-        self._session = session = open_session(path, device, dtype)
+        self._path, self._session = path, open_session(path, device, dtype)
+        session = self._session
         try:
             sizes = contract.check_io(session.inputs, session.outputs, str(path))
         except UsageError:
@@ -172,6 +215,7 @@ class GraphModel:
     def infer(self, feeds: dict[str, np.ndarray], taps: tuple[str, ...] = ()) -> dict[str, np.ndarray]:
         """Run one batch; see the module's docstring."""
         contract.check_feeds(feeds, self._session.inputs)
+        contract.check_boxes(feeds, len(feeds["input_ids"]), self.exemplars, str(self._path))
         return _finite(self._session.run(feeds, [*contract.OUTPUTS, *taps]))
 
     def compute_times(self) -> list[float]:
@@ -187,14 +231,14 @@ class SplitModel:
     """The split layout: a picture is encoded once, a phrase is encoded once, their pairs are detected.
 
     `infer` takes the same feeds as the single graph and finds out itself which rows show the same picture: rows of one
-    picture that follow each other, also from one call to the next, cost one encoding. Pictures and phrases are encoded
-    one by one, so that their features do not depend on what else is in the batch.
+    picture that follow each other, also from one call to the next, cost one encoding. Pictures, phrases and lists of
+    boxes are encoded one by one, so that their features do not depend on what else is in the batch.
     """
 
     taps = contract.TAPS
 
     def __init__(self, path: Path, device: str | None, dtype: str = "float32"):
-        self._sessions: dict = {}
+        self._path, self._sessions = path, {}
         self._picture, self._levels = None, {}
         self._texts: OrderedDict[bytes, np.ndarray] = OrderedDict()
         sizes: dict[str, int | None] = {}
@@ -209,10 +253,18 @@ class SplitModel:
                 if other:
                     raise UsageError(f"{path}: its parts belong to different models, {file.name} differs in {other[0]}")
                 sizes |= found
+            if ("exemplar" in self._sessions) != ("exemplar_mask" in self._sessions["detector"].inputs):
+                raise UsageError(f"{path}: only one of detector and exemplar knows boxes; export or convert it again")
         except UsageError:
             self.close()
             raise
-        self._rows, self._pictures = sizes["N"], sizes["P"]
+        detector = self._sessions["detector"].inputs
+        self._rows, self._pictures = (detector[name][1][0] for name in ("text_features", "fpn_feat_0"))
+        # What a detector that knows boxes gets without any: tokens that do not count.
+        self._no_exemplars = {
+            name: np.zeros((1, *detector[name][1][1:]), np.float32) for name in contract.EXEMPLARS if name in detector
+        }
+        self.exemplars = sizes.get("K", 0)
         self.shapes = _shapes(sizes, None)
         first = self._sessions["vision"]
         self.runtime, self.device = first.runtime, first.device
@@ -221,7 +273,7 @@ class SplitModel:
 
     @staticmethod
     def _check_batches(path: Path, part: str, sizes: dict) -> None:
-        batch = sizes["P" if part == "vision" else "N"]
+        batch = sizes["N" if part == "text" else "P"]
         if part != "detector" and batch not in (None, 1):
             raise UsageError(f"{path}: compiled for batches of {batch}; compile {part} for a batch of 1")
         if part == "detector" and sizes["P"] not in (None, 1, sizes["N"]):
@@ -251,15 +303,44 @@ class SplitModel:
         self._texts.move_to_end(key)
         return self._texts[key]
 
-    def detect(self, levels: dict[str, np.ndarray], text_features: np.ndarray, attention_mask: np.ndarray) -> dict:
-        """The contract's outputs of n phrases, n x 32 x C and n x 32, on one picture."""
+    def encode_boxes(self, levels: dict[str, np.ndarray], boxes: np.ndarray, labels: np.ndarray) -> dict:
+        """`contract.EXEMPLARS` of one list, at most `exemplars` x 4 boxes and their labels, in one picture."""
+        room = self.exemplars - len(labels)
+        feeds = {
+            "fpn_feat_2": levels["fpn_feat_2"],
+            "input_boxes": np.pad(np.where(labels[:, None] == contract.NO_BOX, 0, boxes), ((0, room), (0, 0)))[None],
+            "input_boxes_labels": np.pad(labels, (0, room), constant_values=contract.NO_BOX)[None],
+        }
+        return self._run("exemplar", feeds, contract.EXEMPLARS)
+
+    def detect(
+        self,
+        levels: dict[str, np.ndarray],
+        text_features: np.ndarray,
+        attention_mask: np.ndarray,
+        boxes: np.ndarray | None = None,
+        labels: np.ndarray | None = None,
+    ) -> dict[str, np.ndarray]:
+        """The contract's outputs of n phrases, n x 32 x C and n x 32, on one picture.
+
+        Args:
+            boxes, labels: `contract.BOXES`, a list for each phrase, which `contract.check_boxes` has let pass, or
+                neither. Equal lists are encoded once.
+        """
         count = len(text_features)
+        lists = [self._no_exemplars] * count
+        if boxes is not None:
+            keys = [pair[0].tobytes() + pair[1].tobytes() for pair in zip(boxes, labels)]
+            different = dict(zip(keys, zip(boxes, labels)))
+            encoded = {key: self.encode_boxes(levels, *pair) for key, pair in different.items()}
+            lists = [encoded[key] for key in keys]
         found: dict[str, list] = {name: [] for name in contract.OUTPUTS}
         for start in range(0, count, self._rows or count):
             rows = np.arange(start, start + (self._rows or count)).clip(max=count - 1)  # a short last batch is padded
             feeds = {"text_features": text_features[rows], "attention_mask": attention_mask[rows]}
             copies = self._pictures or 1
             feeds |= {name: np.repeat(level, copies, axis=0) for name, level in levels.items()}
+            feeds |= {name: np.concatenate([lists[row][name] for row in rows]) for name in self._no_exemplars}
             for name, array in self._run("detector", feeds, contract.OUTPUTS).items():
                 found[name].append(array[: count - start])
         return {name: np.concatenate(arrays) for name, arrays in found.items()}
@@ -268,12 +349,14 @@ class SplitModel:
         """Run any number of rows; see the module's docstring."""
         contract.check_feeds(feeds, contract.single_inputs(self.shapes))
         pictures, ids, masks = (feeds[name] for name in contract.INPUTS)
+        contract.check_boxes(feeds, len(ids), self.exemplars, str(self._path))
+        boxes = [feeds[name] for name in contract.BOXES if name in feeds]
         texts = np.concatenate([self.encode_phrase(*pair) for pair in zip(ids, masks)])
         starts = [row for row in range(len(ids)) if not row or not np.array_equal(pictures[row], pictures[row - 1])]
         parts = []
         for start, end in zip(starts, [*starts[1:], len(ids)]):
             levels = self.encode_picture(pictures[start])
-            outputs = self.detect(levels, texts[start:end], masks[start:end])
+            outputs = self.detect(levels, *(array[start:end] for array in (texts, masks, *boxes)))
             parts.append(outputs | {name: np.repeat(levels[name], end - start, axis=0) for name in taps})
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 

@@ -42,6 +42,18 @@ def random_feeds(processor, image_size: int, batch: int, seed: int = 0) -> dict[
     return {"pixel_values": pixel_values, "input_ids": input_ids, "attention_mask": attention_mask}
 
 
+def random_boxes(count: int, batch: int, seed: int = 0) -> dict[str, np.ndarray]:
+    """`contract.BOXES`: lists of `count` boxes of either label, of none, and of one, in turn."""
+    rng = np.random.default_rng(seed)
+    size = rng.uniform(0, 1, (batch, count, 2))
+    centre = size / 2 + rng.uniform(0, 1, (batch, count, 2)) * (1 - size)
+    lengths = np.resize([count, 0, 1], (batch, 1))
+    return {
+        "input_boxes": np.concatenate([centre, size], axis=-1).astype(np.float32),
+        "input_boxes_labels": np.where(np.arange(count) < lengths, rng.integers(0, 2, (batch, count)), contract.NO_BOX),
+    }
+
+
 def verify_onnx(checkpoint_path: Path, onnx_path: Path, batches: tuple[int, ...]) -> dict[int, dict]:
     """`output_differences` of an exported graph against the untouched PyTorch model, for each batch size.
 
@@ -56,6 +68,8 @@ def verify_onnx(checkpoint_path: Path, onnx_path: Path, batches: tuple[int, ...]
     differences = {}
     for batch in batches:
         feeds = random_feeds(processor, reference.shapes.image_size, batch, seed=batch)
+        if candidate.exemplars:
+            feeds |= random_boxes(candidate.exemplars, batch, seed=batch)
         differences[batch] = output_differences(reference.infer(feeds), candidate.infer(feeds))
     return differences
 

@@ -20,9 +20,23 @@ pair of both. Between them go
     text_features    float32  N x 32 x C                 the phrase's features
 
 where P is N, or 1: all phrases of the batch belong to one picture.
+
+A split model may know box exemplars: boxes in the picture that show what is meant (or what is not), beside the phrase.
+`infer` takes them as two further feeds, both or neither, in lists of one length, K:
+
+    input   input_boxes         float32  N x K x 4       cxcywh, 0..1 of the picture
+    input   input_boxes_labels  int64    N x K           1 what is meant, 0 what is not, -10 no box, only padding
+
+A list without a box means the phrase alone. A fourth graph, `exemplar`, makes tokens of a picture's list, which the
+detector gets as further inputs; T is K + 1:
+
+    exemplar_features  float32  N x T x C                features of the boxes, and of the list as a whole
+    exemplar_mask      float32  N x T                    1 for features that count, 0 for padding
 """
 
 from dataclasses import dataclass
+
+import numpy as np
 
 from sam3_utils.cli import UsageError
 
@@ -46,15 +60,26 @@ OUTPUTS = {
 TAPS = ("fpn_feat_0", "fpn_feat_1", "fpn_feat_2")
 _LEVELS = {name: ("float32", ("P", "C", side, side)) for name, side in zip(TAPS, "ABG")}
 _TEXT = {"text_features": ("float32", ("N", TEXT_LENGTH, "C"))}
+
+NO_BOX = -10  # label of padding, as Sam3Processor writes it
+BOXES = {"input_boxes": ("float32", ("N", "K", 4)), "input_boxes_labels": ("int64", ("N", "K"))}
+# Further inputs of a detector that knows box exemplars.
+EXEMPLARS = {"exemplar_features": ("float32", ("N", "T", "C")), "exemplar_mask": ("float32", ("N", "T"))}
+BOX_MARGIN = 1e-5  # how far beyond the picture's edge roundings may put a box's
 # part: (inputs, outputs)
 PARTS = {
     "single": (INPUTS, OUTPUTS),
     "vision": ({"pixel_values": ("float32", ("P", 3, "S", "S"))}, _LEVELS),
     "text": ({name: INPUTS[name] for name in ("input_ids", "attention_mask")}, _TEXT),
     "detector": (_LEVELS | _TEXT | {"attention_mask": INPUTS["attention_mask"]}, OUTPUTS),
+    # Every list has its own picture here.
+    "exemplar": tuple(
+        {name: (dtype, ("P", *shape[1:])) for name, (dtype, shape) in tensors.items()}
+        for tensors in ({"fpn_feat_2": _LEVELS["fpn_feat_2"]} | BOXES, EXEMPLARS)
+    ),
 }
-SPLIT = ("vision", "text", "detector")
-STEMS = {"single": "sam3"} | {part: f"sam3_{part}" for part in SPLIT}  # of the files' names, .onnx and .om
+SPLIT = ("vision", "text", "detector")  # and "exemplar" in a model that knows boxes
+STEMS = {"single": "sam3"} | {part: f"sam3_{part}" for part in (*SPLIT, "exemplar")}  # of .onnx and .om files
 
 
 @dataclass(frozen=True)
@@ -93,13 +118,16 @@ def check_io(inputs: dict, outputs: dict, where: str, part: str = "single") -> d
         inputs, outputs: name -> (numpy dtype name, shape); None in a shape is a free dimension. Outputs may be
             float16 (an OM compiled with `--output_type=FP16`).
         where: the model's path, for the message.
-        part: which of `PARTS` the model is.
+        part: which of `PARTS` the model is. A detector may have `EXEMPLARS` as further inputs.
 
     Raises:
         UsageError: a name, dtype or shape is off, or a size other than the batch is free; both sides are printed.
     """
     sizes, faults = {}, []
-    for kind, found, wanted in zip(("input", "output"), (inputs, outputs), PARTS[part]):
+    wanted_inputs, wanted_outputs = PARTS[part]
+    if part == "detector" and EXEMPLARS.keys() & inputs.keys():
+        wanted_inputs = wanted_inputs | EXEMPLARS
+    for kind, found, wanted in (("input", inputs, wanted_inputs), ("output", outputs, wanted_outputs)):
         faults += [f"{kind} {name} is missing" for name in wanted if name not in found]
         if kind == "input":  # an extra output does no harm, an extra input would be left empty
             faults += [f"input {name} is unknown" for name in found if name not in wanted]
@@ -117,10 +145,10 @@ def check_io(inputs: dict, outputs: dict, where: str, part: str = "single") -> d
                     faults.append(f"{kind} {name}: {symbol} is {size}, elsewhere {sizes[symbol]}")
     faults += [f"{symbol} is not fixed" for symbol, size in sizes.items() if size is None and symbol not in "NP"]
     if faults:
-        wanted = " -> ".join(map(_rows, PARTS[part]))
         raise UsageError(
             f"{where}: its tensors are not SAM3's: {'; '.join(sorted(set(faults)))}. "
-            f"The model has: {_rows(inputs)} -> {_rows(outputs)}. Wanted: {wanted}"
+            f"The model has: {_rows(inputs)} -> {_rows(outputs)}. "
+            f"Wanted: {_rows(wanted_inputs)} -> {_rows(wanted_outputs)}"
         )
     return sizes
 
@@ -142,3 +170,38 @@ def check_feeds(feeds: dict, inputs: dict) -> None:
         first = shape[0] if shape[0] is not None else batch.setdefault(symbol, len(array))
         if array.dtype.name != dtype or array.shape != (first, *shape[1:]):
             raise ValueError(f"{name}: {array.dtype.name} {array.shape}, the model takes {dtype} {(first, *shape[1:])}")
+
+
+def check_boxes(feeds: dict, rows: int, capacity: int | None, where: str) -> None:
+    """Check the optional feeds `BOXES`, if they are there.
+
+    Args:
+        feeds: name -> array.
+        rows: how many lists there must be.
+        capacity: how many boxes a list of the model may hold; None: any number.
+        where: the model's path, for the message.
+
+    Raises:
+        UsageError: the model takes no boxes or fewer, a label is unknown, or a box is not inside of the picture.
+        ValueError: one of the two is missing, or a dtype or shape does not fit.
+    """
+    given = BOXES.keys() & feeds.keys()
+    if not given:
+        return
+    if len(given) == 1:
+        raise ValueError(f"{given.pop()}: {' and '.join(BOXES)} belong together")
+    boxes, labels = (feeds[name] for name in BOXES)
+    check_feeds(feeds, with_sizes(BOXES, {"N": rows, "K": labels.shape[-1]}))
+    if capacity is not None and labels.shape[1] > capacity:
+        remedy = f"export it with --layout split --exemplars {labels.shape[1]}"
+        raise UsageError(f"{where}: takes {capacity or 'no'} box exemplars, not {labels.shape[1]}; {remedy}")
+    if not np.isin(labels, (1, 0, NO_BOX)).all():
+        raise UsageError(f"input_boxes_labels: 1, 0 and, for padding, {NO_BOX} are known, not {np.unique(labels)}")
+    centres, sizes = np.split(boxes[labels != NO_BOX], 2, axis=-1)
+    inside = (sizes >= 0) & (centres - sizes / 2 >= -BOX_MARGIN) & (centres + sizes / 2 <= 1 + BOX_MARGIN)
+    if not inside.all():  # nor is NaN
+        row, place = np.argwhere(labels != NO_BOX)[np.argmin(inside.all(axis=-1))]
+        raise UsageError(
+            f"input_boxes: box {place} of row {row}, {boxes[row, place]}, is not inside of the picture; "
+            "clip it to the picture, then write it as cxcywh in 0..1"
+        )

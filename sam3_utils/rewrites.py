@@ -13,6 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+# Added to the scores of padding. exp(-1e4) is 0 in float32 and float16, and -1e4 is far from float16's limit (65504);
+# a row of padding only stays finite, unlike with the -inf or float32 minimum of other implementations.
+MASKED = -1e4
+
 
 def linear(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
     """An `nn.Linear` that holds exactly these tensors."""
@@ -22,6 +26,11 @@ def linear(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
         module.bias = nn.Parameter(bias.detach(), requires_grad=False)
     module.out_features, module.in_features = weight.shape
     return module
+
+
+def padding_bias(mask: torch.Tensor, length: int) -> torch.Tensor:
+    """(N, length) float mask, 0 for padding, to the (N, 1, 1, length) bias against it that attention takes."""
+    return ((1 - mask) * MASKED).reshape(-1, 1, 1, length)
 
 
 class _Convolution(torch.autograd.Function):
@@ -308,3 +317,20 @@ class Attention(nn.Module):
         value = self.v_proj(value).reshape(-1, self.keys, *split).transpose(1, 2)
         output = attend(query, key, value, bias)
         return self.o_proj(output.transpose(1, 2).reshape(-1, self.length, self.heads * self.head_dim))
+
+
+class BoxWaves(nn.Module):
+    """Sines, then cosines, of each box coordinate at each frequency: (N, rows, coordinates) to (N, rows, coordinates *
+    num_pos_feats) of transformers' encoding."""
+
+    def __init__(self, encoding: nn.Module, rows: int, coordinates: int, device: torch.device):
+        super().__init__()
+        channels = encoding.num_pos_feats
+        self.rows, self.angles = rows, coordinates * channels // 2
+        # The angle of coordinate v at frequency k is v * scale / temperature^(2k / channels).
+        power = 2 * torch.div(torch.arange(0, channels, 2).float(), 2, rounding_mode="floor") / channels
+        self.register_buffer("frequencies", (encoding.scale / encoding.temperature**power).to(device))
+
+    def forward(self, boxes: torch.Tensor) -> torch.Tensor:
+        angles = (boxes.unsqueeze(-1) * self.frequencies).reshape(-1, self.rows, self.angles)
+        return torch.cat([angles.sin(), angles.cos()], dim=-1)

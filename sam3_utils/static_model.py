@@ -17,12 +17,20 @@ from torch import nn
 from sam3_utils import rewrites
 from sam3_utils.cli import UsageError
 from sam3_utils.contract import TEXT_LENGTH
-from sam3_utils.rewrites import Attention, Convolution, GroupNorm, SelfAttention, linear, nearest_upsample
+from sam3_utils.exemplar_model import ExemplarEncoder
+from sam3_utils.rewrites import (
+    MASKED,
+    Attention,
+    BoxWaves,
+    Convolution,
+    GroupNorm,
+    SelfAttention,
+    linear,
+    nearest_upsample,
+    padding_bias,
+)
 
 REWRITES = ("patch_embed", "qkv", "rope", "windows")
-# Added to the scores of padding. exp(-1e4) is 0 in float32 and float16, and -1e4 is far from float16's limit (65504);
-# a row of padding only stays finite, unlike with the -inf or float32 minimum of other implementations.
-MASKED = -1e4
 # transformers' inverse_sigmoid clamps a box coordinate to [1e-3, 1 - 1e-3] before it takes the logit.
 BOX_LOGIT_LIMIT = math.log((1 - 1e-3) / 1e-3)
 PRESENCE_LIMIT = 10.0  # Sam3DetrDecoder.clamp_presence_logit_max_val
@@ -168,12 +176,12 @@ class TextEncoder(nn.Module):
 
 
 class DetrEncoderLayer(nn.Module):
-    """Picture tokens attend to each other, then to the text."""
+    """Picture tokens attend to each other, then to the prompt."""
 
-    def __init__(self, source: nn.Module, tokens: int):
+    def __init__(self, source: nn.Module, tokens: int, prompt: int):
         super().__init__()
         self.layer_norm1, self.self_attn = source.layer_norm1, Attention(source.self_attn, tokens, tokens)
-        self.layer_norm2, self.cross_attn = source.layer_norm2, Attention(source.cross_attn, tokens, TEXT_LENGTH)
+        self.layer_norm2, self.cross_attn = source.layer_norm2, Attention(source.cross_attn, tokens, prompt)
         self.layer_norm3, self.mlp = source.layer_norm3, source.mlp
 
     def forward(self, states, position, text, padding_bias, zero=None) -> torch.Tensor:
@@ -187,10 +195,10 @@ class DetrEncoderLayer(nn.Module):
 
 
 class DetrEncoder(nn.Module):
-    """The coarsest feature level fused with the text: (N, C, grid, grid) to (N, grid * grid, C) tokens, without and
+    """The coarsest feature level fused with the prompt: (N, C, grid, grid) to (N, grid * grid, C) tokens, without and
     with their position encoding, which all decoder layers share."""
 
-    def __init__(self, source: nn.Module, channels: int, grid: int):
+    def __init__(self, source: nn.Module, channels: int, grid: int, prompt: int):
         super().__init__()
         from transformers.models.sam3.modeling_sam3 import Sam3SinePositionEmbedding
 
@@ -198,29 +206,13 @@ class DetrEncoder(nn.Module):
         encoding = Sam3SinePositionEmbedding(num_pos_feats=channels // 2, normalize=True)
         table = encoding(torch.Size((1, channels, grid, grid)), "cpu", torch.float32)
         self.register_buffer("position_encoding", table.flatten(2).transpose(1, 2).contiguous())
-        self.layers = nn.ModuleList(DetrEncoderLayer(layer, self.tokens) for layer in source.layers)
+        self.layers = nn.ModuleList(DetrEncoderLayer(layer, self.tokens, prompt) for layer in source.layers)
 
     def forward(self, features, text, padding_bias, zero) -> tuple[torch.Tensor, torch.Tensor]:
         states = features.reshape(-1, self.channels, self.tokens).permute(0, 2, 1)
         for index, layer in enumerate(self.layers):
             states = layer(states, self.position_encoding, text, padding_bias, None if index else zero)
         return states, states + self.position_encoding
-
-
-class BoxWaves(nn.Module):
-    """Sines, then cosines, of each box coordinate at each frequency: (N, rows, 4) cxcywh to (N, rows, 8 * count)."""
-
-    def __init__(self, encoding: nn.Module, rows: int, device: torch.device):
-        super().__init__()
-        channels = encoding.num_pos_feats
-        self.rows, self.angles = rows, 2 * channels
-        # The angle of coordinate v at frequency k is v * scale / temperature^(2k / channels).
-        power = 2 * torch.div(torch.arange(0, channels, 2).float(), 2, rounding_mode="floor") / channels
-        self.register_buffer("frequencies", (encoding.scale / encoding.temperature**power).to(device))
-
-    def forward(self, boxes: torch.Tensor) -> torch.Tensor:
-        angles = (boxes.unsqueeze(-1) * self.frequencies).reshape(-1, self.rows, self.angles)
-        return torch.cat([angles.sin(), angles.cos()], dim=-1)
 
 
 class QueryPosition(nn.Module):
@@ -234,7 +226,7 @@ class QueryPosition(nn.Module):
     def __init__(self, head: nn.Module, encoding: nn.Module, rows: int):
         super().__init__()
         weight, channels = head.layer1.weight, encoding.num_pos_feats
-        self.waves = BoxWaves(encoding, rows, weight.device)
+        self.waves = BoxWaves(encoding, rows, 4, weight.device)
         order = torch.arange(4 * channels).reshape(4, channels // 2, 2)[[1, 0, 2, 3]].permute(2, 0, 1).flatten()
         self.layer1, self.layer2 = linear(weight[:, order.to(weight.device)], head.layer1.bias), head.layer2
 
@@ -295,11 +287,11 @@ class QuerySelfAttention(nn.Module):
 
 
 class DetrDecoderLayer(nn.Module):
-    """Queries attend to the text, then to the picture, with the bias of their boxes."""
+    """Queries attend to the prompt, then to the picture, with the bias of their boxes."""
 
-    def __init__(self, source: nn.Module, rows: int, tokens: int):
+    def __init__(self, source: nn.Module, rows: int, tokens: int, prompt: int):
         super().__init__()
-        self.text_cross_attn = Attention(source.text_cross_attn, rows, TEXT_LENGTH)
+        self.text_cross_attn = Attention(source.text_cross_attn, rows, prompt)
         self.text_cross_attn_layer_norm = source.text_cross_attn_layer_norm
         self.vision_cross_attn = Attention(source.vision_cross_attn, rows, tokens)
         self.vision_cross_attn_layer_norm = source.vision_cross_attn_layer_norm
@@ -322,7 +314,7 @@ class DetrDecoder(nn.Module):
     clamp, by less than 1e-3 in the logit of a coordinate nearer than 0.1 % to the picture's edge.
     """
 
-    def __init__(self, source: nn.Module, grid: int):
+    def __init__(self, source: nn.Module, grid: int, prompt: int):
         super().__init__()
         queries, channels = source.query_embed.weight.shape
         rows, tokens = queries + 1, grid * grid
@@ -333,7 +325,7 @@ class DetrDecoder(nn.Module):
         self.presence_head, self.presence_layer_norm = source.presence_head, source.presence_layer_norm
         device = source.query_embed.weight.device
         self.register_buffer("is_query", (torch.arange(rows) > 0).float().reshape(1, rows, 1).to(device))
-        # What precedes the first meeting with the text depends on weights alone.
+        # What precedes the first meeting with the prompt depends on weights alone.
         with torch.no_grad():
             from transformers.models.sam3.modeling_sam3 import inverse_sigmoid
 
@@ -346,7 +338,7 @@ class DetrDecoder(nn.Module):
             self.register_buffer("initial_states", QuerySelfAttention(source.layers[0], rows)(states, position))
             self.register_buffer("initial_bias", bias)
         self.self_attn = nn.ModuleList(QuerySelfAttention(layer, rows) for layer in source.layers[1:])
-        self.layers = nn.ModuleList(DetrDecoderLayer(layer, rows, tokens) for layer in source.layers)
+        self.layers = nn.ModuleList(DetrDecoderLayer(layer, rows, tokens, prompt) for layer in source.layers)
 
     def forward(self, vision, placed_vision, text, padding_bias, zero) -> tuple[torch.Tensor, ...]:
         """
@@ -376,7 +368,7 @@ class DetrDecoder(nn.Module):
 
 
 class Scoring(nn.Module):
-    """Score logits: dot product of each query with the mean of the text."""
+    """Score logits: dot product of each query with the mean of the prompt."""
 
     def __init__(self, source: nn.Module, queries: int):
         super().__init__()
@@ -385,7 +377,7 @@ class Scoring(nn.Module):
         self.scale, self.limit, self.queries = source.scale, source.clamp_max_val, queries
 
     def forward(self, states, text, mask, count) -> torch.Tensor:
-        """(N, Q, C) states, (N, 32, C) text, (N, 32) float mask and (N, 1) number of tokens to (N, Q) logits."""
+        """(N, Q, C) states, (N, L, C) prompt, (N, L) float mask and (N, 1) number of tokens to (N, Q) logits."""
         text = self.text_mlp_out_norm(self.text_mlp(text) + text)
         mean = (mask.unsqueeze(1) @ text).reshape(-1, self.text_proj.in_features) / count.clamp(min=1.0)
         scores = self.query_proj(states) @ self.text_proj(mean).unsqueeze(-1) * self.scale
@@ -395,15 +387,15 @@ class Scoring(nn.Module):
 class MaskDecoder(nn.Module):
     """Mask logits of each query, and of the union of all instances."""
 
-    def __init__(self, source: nn.Module, sizes: list[int], queries: int):
+    def __init__(self, source: nn.Module, sizes: list[int], queries: int, prompt: int):
         """
         Args:
-            sizes: sides of the feature levels, fine to coarse.
+            sizes: sides of the feature levels, fine to coarse. prompt: number of tokens.
         """
         super().__init__()
         self.channels, self.queries, self.sizes = source.config.hidden_size, queries, sizes
         self.prompt_cross_attn_norm = source.prompt_cross_attn_norm
-        self.prompt_cross_attn = Attention(source.prompt_cross_attn, sizes[-1] ** 2, TEXT_LENGTH)
+        self.prompt_cross_attn = Attention(source.prompt_cross_attn, sizes[-1] ** 2, prompt)
         pixel = source.pixel_decoder
         finer = sizes[-2::-1]
         self.conv_layers = nn.ModuleList(Convolution(layer) for layer in pixel.conv_layers[: len(finer)])
@@ -413,7 +405,7 @@ class MaskDecoder(nn.Module):
         self.semantic_projection = Convolution(source.semantic_projection)
 
     def forward(self, states, encoded, features, text, padding_bias) -> tuple[torch.Tensor, torch.Tensor]:
-        """(N, Q, C) queries, (N, tokens, C) encoded picture, the feature levels and the text to (N, Q, M, M) mask
+        """(N, Q, C) queries, (N, tokens, C) encoded picture, the feature levels and the prompt to (N, Q, M, M) mask
         logits and (N, 1, M, M) semantic logits."""
         encoded = encoded + self.prompt_cross_attn(self.prompt_cross_attn_norm(encoded), text, text, padding_bias)
         size = self.sizes[-1]
@@ -426,13 +418,18 @@ class MaskDecoder(nn.Module):
         return masks, self.semantic_projection(pixels)
 
 
-class TextMask(nn.Module):
-    """What the (N, 32) attention mask is used as, made once: float mask, (N, 1, 1, 32) bias against padding, (N, 1)
-    number of tokens, and (N, 1, 1) zeros, which give constants the batch without an Expand to a computed shape."""
+class PromptMask(nn.Module):
+    """What the (N, length) mask of tokens is used as, made once: float mask, (N, 1, 1, length) bias against padding,
+    (N, 1) number of tokens, and (N, 1, 1) zeros, which give constants the batch without an Expand to a computed shape.
+    """
 
-    def forward(self, attention_mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        mask = attention_mask.float()
-        bias = ((1 - mask) * MASKED).reshape(-1, 1, 1, TEXT_LENGTH)
+    def __init__(self, length: int):
+        super().__init__()
+        self.length = length
+
+    def forward(self, mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        mask = mask if mask.is_floating_point() else mask.float()  # the tracer keeps Casts from float32 to float32
+        bias = padding_bias(mask, self.length)
         count = mask.sum(-1, keepdim=True)
         return mask, bias, count, (count * 0).reshape(-1, 1, 1)
 
@@ -454,7 +451,12 @@ class TextBranch(nn.Module):
     """The contract's inputs to its outputs and, after them, what goes between the parts of the split layout."""
 
     def __init__(
-        self, sam3: nn.Module, names: tuple[str, ...] = REWRITES, conv_transpose="operator", layer_norm="operator"
+        self,
+        sam3: nn.Module,
+        names: tuple[str, ...] = REWRITES,
+        conv_transpose="operator",
+        layer_norm="operator",
+        exemplars=0,
     ):
         """
         Args:
@@ -462,6 +464,7 @@ class TextBranch(nn.Module):
             names: which of `REWRITES` to apply.
             conv_transpose: the neck's transposed convolutions as "operator" or as "matmul".
             layer_norm: layer normalisation as "operator" or "decomposed".
+            exemplars: how many boxes a list of box exemplars holds; 0: the model takes none.
         """
         super().__init__()
         config = sam3.config
@@ -470,12 +473,17 @@ class TextBranch(nn.Module):
         self.vision_encoder = VisionEncoder(sam3.vision_encoder, names, conv_transpose)
         self.text_encoder = TextEncoder(sam3.text_encoder, sam3.text_projection, fuse_qkv)
         grid = self.vision_encoder.grid
-        self.detr_encoder = DetrEncoder(sam3.detr_encoder, config.detr_encoder_config.hidden_size, grid)
-        self.detr_decoder = DetrDecoder(sam3.detr_decoder, grid)
+        prompt = TEXT_LENGTH + (exemplars + 1 if exemplars else 0)
+        self.detr_encoder = DetrEncoder(sam3.detr_encoder, config.detr_encoder_config.hidden_size, grid, prompt)
+        self.detr_decoder = DetrDecoder(sam3.detr_decoder, grid, prompt)
         self.dot_product_scoring = Scoring(sam3.dot_product_scoring, queries)
         sizes = [level.size for level in self.vision_encoder.neck]
-        self.mask_decoder = MaskDecoder(sam3.mask_decoder, sizes, queries)
-        self.text_mask, self.box_corners = TextMask(), BoxCorners(queries)
+        self.mask_decoder = MaskDecoder(sam3.mask_decoder, sizes, queries, prompt)
+        self.text_mask, self.box_corners = PromptMask(TEXT_LENGTH), BoxCorners(queries)
+        if exemplars:
+            position = self.detr_encoder.position_encoding
+            self.exemplar_encoder = ExemplarEncoder(sam3.geometry_encoder, exemplars, grid, position)
+            self.prompt_mask = PromptMask(prompt)
         if layer_norm == "decomposed":
             for module in list(self.modules()):
                 for name, child in module.named_children():
@@ -483,14 +491,21 @@ class TextBranch(nn.Module):
                         setattr(module, name, rewrites.DecomposedLayerNorm(child))
         self.eval().requires_grad_(False)
 
-    def forward(self, pixel_values, input_ids, attention_mask) -> tuple[torch.Tensor, ...]:
-        """Inputs by the contract; outputs `pred_masks`, `pred_logits`, `pred_boxes`, `presence_logits`,
-        `semantic_seg`, then the three feature levels of `contract.TAPS`, fine to coarse, and `text_features`."""
-        mask, padding_bias, count, zero = self.text_mask(attention_mask)
+    def forward(self, pixel_values, input_ids, attention_mask, *boxes) -> tuple[torch.Tensor, ...]:
+        """Inputs by the contract, `input_boxes` and `input_boxes_labels` where the model takes exemplars; outputs
+        `pred_masks`, `pred_logits`, `pred_boxes`, `presence_logits`, `semantic_seg`, then the three feature levels of
+        `contract.TAPS`, fine to coarse, `text_features`, and of exemplars `exemplar_features`, `exemplar_mask`."""
+        mask, bias, count, zero = self.text_mask(attention_mask)
         features = self.vision_encoder(pixel_values)
-        text = self.text_encoder(input_ids, padding_bias)
-        encoded, placed = self.detr_encoder(features[-1], text, padding_bias, zero)
-        states, box_logits, presence_logits = self.detr_decoder(encoded, placed, text, padding_bias, zero)
-        pred_logits = self.dot_product_scoring(states, text, mask, count)
-        pred_masks, semantic_seg = self.mask_decoder(states, encoded, features, text, padding_bias)
-        return pred_masks, pred_logits, self.box_corners(box_logits), presence_logits, semantic_seg, *features, text
+        prompt = self.text_encoder(input_ids, bias)
+        between = [*features, prompt]
+        if boxes:
+            exemplars, exemplar_mask = self.exemplar_encoder(features[-1], *boxes)
+            between += [exemplars, exemplar_mask]
+            prompt = torch.cat([prompt, exemplars], dim=1)
+            mask, bias, count, _ = self.prompt_mask(torch.cat([mask, exemplar_mask], dim=1))
+        encoded, placed = self.detr_encoder(features[-1], prompt, bias, zero)
+        states, box_logits, presence_logits = self.detr_decoder(encoded, placed, prompt, bias, zero)
+        pred_logits = self.dot_product_scoring(states, prompt, mask, count)
+        pred_masks, semantic_seg = self.mask_decoder(states, encoded, features, prompt, bias)
+        return pred_masks, pred_logits, self.box_corners(box_logits), presence_logits, semantic_seg, *between

@@ -20,9 +20,10 @@ SENSITIVE = (
     (r"detr_decoder/(Sigmoid|Clip|Add)[^/]*", False),
     (r"box_corners/.*", False),
     (r"mask_decoder/norms\.\d/.*", False),
+    (r"exemplar_encoder/(box_embedding/waves|pooling/weights)/.*", False),
 )
-# What moves data has no precision of its own.
-MOVES = {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Split", "Concat", "Gather", "Slice"}
+# What moves data has no precision of its own. (Split stays: between float32 nodes ATC would round box coordinates.)
+MOVES = {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Concat", "Gather", "Slice"}
 
 
 def build(
@@ -32,6 +33,7 @@ def build(
     layer_norm="operator",
     parts=("single",),
     taps=False,
+    exemplars=0,
     kind="float32",
 ):
     """Trace the text branch of a `Sam3Model`, whose modules are taken over and left on the meta device.
@@ -40,18 +42,21 @@ def build(
         sam3: on the CPU, or on the meta device for the structure alone.
         names, conv_transpose, layer_norm: as in `static_model.TextBranch`.
         parts: which of `contract.PARTS` to make.
-        kind: what weights are stored as, one of `weights.KINDS`.
         taps: give the single graph the three feature levels `contract.TAPS` as further outputs.
+        exemplars: how many boxes a list of box exemplars holds, for the part "exemplar" and a detector that goes with
+            it; 0: none.
+        kind: what weights are stored as, one of `weights.KINDS`.
 
     Returns:
         part -> tidy onnx.ModelProto, its weights still graph inputs; a function from a weight's name to its values, for
         `graph.save`; the number of nodes that were traced.
     """
-    branch = TextBranch(sam3, names, conv_transpose, layer_norm)
+    branch = TextBranch(sam3, names, conv_transpose, layer_norm, exemplars)
     values = branch.state_dict()
-    sizes = checkpoint.tensor_sizes(sam3.config)
-    between = {name: types for part in ("vision", "text") for name, types in contract.PARTS[part][1].items()}
-    inputs = contract.with_sizes(contract.INPUTS, sizes | {"N": 2})
+    sizes = checkpoint.tensor_sizes(sam3.config) | {"K": exemplars, "T": exemplars + 1}
+    boxes, makers = (contract.BOXES, ("vision", "text", "exemplar")) if exemplars else ({}, ("vision", "text"))
+    between = [name for part in makers for name in contract.PARTS[part][1]]
+    inputs = contract.with_sizes(contract.INPUTS | boxes, sizes | {"N": 2})
     traced = graph.trace(branch.to("meta"), inputs, [*contract.OUTPUTS, *between])
     nodes = len(traced.graph.node)
     permutations = graph.fold_weight_transposes(traced)
@@ -62,6 +67,8 @@ def build(
         inputs, outputs = contract.PARTS[part]
         if part == "single" and taps:
             outputs = outputs | contract.PARTS["vision"][1]
+        if part == "detector" and exemplars:
+            inputs = inputs | contract.EXEMPLARS
         free = {"N": "N", "P": "N" if part == "single" else "P"}
         models[part] = graph.part_of(
             traced, *(contract.with_sizes(tensors, sizes | free) for tensors in (inputs, outputs))

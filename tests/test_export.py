@@ -181,7 +181,7 @@ def test_a_graph_with_other_numbers_fails_the_verification(tmp_path, onnx_path, 
     tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor) * 1.1, tensor.name))
     onnx.save(model, tmp_path / "sam3.onnx")
     with pytest.raises(CheckFailed, match="differs from PyTorch"):
-        sam3_export_onnx.verify(TINY, tmp_path / "sam3.onnx")
+        sam3_export_onnx.verify(TINY, tmp_path / "sam3.onnx", 1e-4)
 
 
 def test_an_output_path_that_is_a_file_is_refused(tmp_path):
