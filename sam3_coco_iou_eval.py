@@ -79,6 +79,7 @@ def evaluate(model, processor, samples, settings, folder) -> list[str]:
     from sam3_utils.pipeline import RecordFile, run_batches
     from sam3_utils.postprocess import instance_scores
     from sam3_utils.prompts import encode_phrases
+    from sam3_utils.stages import stage
 
     present, absent, failures = (
         RecordFile(folder / name) for name in ("samples.jsonl", "absent.jsonl", "failed.jsonl")
@@ -102,10 +103,12 @@ def evaluate(model, processor, samples, settings, folder) -> list[str]:
                 logger.warning("%s", error)
                 failed.append(dict(zip(("image_id", "category_id"), sample.key), prompt=sample.prompt, error=error))
             else:
-                records.append(judge(sample, scores[row], outputs["pred_masks"][row], settings))
-        present.append([record for record in records if "iou" in record])
-        absent.append([record for record in records if "iou" not in record])
-        failures.append(failed)
+                with stage("masks and IoU"):
+                    records.append(judge(sample, scores[row], outputs["pred_masks"][row], settings))
+        with stage("write"):
+            present.append([record for record in records if "iou" in record])
+            absent.append([record for record in records if "iou" not in record])
+            failures.append(failed)
         progress.update(len(records) + len(failed))
     progress.close()
     return cut
@@ -141,6 +144,7 @@ def main(argv=None) -> int:
     from sam3_utils.datasets import read_coco
     from sam3_utils.pipeline import batch_size_for, open_run_folder
     from sam3_utils.report import versions
+    from sam3_utils.stages import peak_memory_mib, seconds_by_stage
 
     dataset = read_coco(args.coco_root, args.crowd)
     samples = dataset.samples[: args.max_samples]
@@ -178,6 +182,8 @@ def main(argv=None) -> int:
         "annotation_problems": dataset.problems,
         "truncated_prompts": cut,
         "seconds": round(time.perf_counter() - started, 2),
+        "seconds_by_stage": seconds_by_stage(),
+        "peak_memory_mib": peak_memory_mib(),
     }
     files.write_json(args.output_dir / "summary.json", summary)
     if args.overlays:

@@ -19,6 +19,7 @@ import numpy as np
 from sam3_utils import checkpoint, contract, files, graph
 from sam3_utils.cli import CheckFailed, UsageError
 from sam3_utils.sessions import OmSession, OnnxSession, OpenVinoSession, fastest_cpu, split_device
+from sam3_utils.stages import stage
 
 # {"vision": file name, "text": ..., "detector": ...}, and "exemplar" in a model that takes boxes; makes its folder a
 # split model. Where several models lie in one folder, as OMs of several batch sizes do, the manifest has another name
@@ -180,8 +181,10 @@ class TorchModel:
         if "input_boxes" in tensors:
             tensors["input_boxes"] = tensors["input_boxes"].to(self._model.dtype)
         with torch.inference_mode():
-            vision = self._encode(np.ascontiguousarray(feeds["pixel_values"]))
-            outputs = self._model(vision_embeds=vision, **tensors)
+            with stage("vision"):
+                vision = self._encode(np.ascontiguousarray(feeds["pixel_values"]))
+            with stage("text and detector"):
+                outputs = self._model(vision_embeds=vision, **tensors)
         results = {name: outputs[name] for name in contract.OUTPUTS}
         results |= {name: vision.fpn_hidden_states[contract.TAPS.index(name)] for name in taps}
         return _finite({name: tensor.float().cpu().numpy() for name, tensor in results.items()})
@@ -216,7 +219,8 @@ class GraphModel:
         """Run one batch; see the module's docstring."""
         contract.check_feeds(feeds, self._session.inputs)
         contract.check_boxes(feeds, len(feeds["input_ids"]), self.exemplars, str(self._path))
-        return _finite(self._session.run(feeds, [*contract.OUTPUTS, *taps]))
+        with stage("model"):
+            return _finite(self._session.run(feeds, [*contract.OUTPUTS, *taps]))
 
     def compute_times(self) -> list[float]:
         """See `OmSession.compute_times`."""
@@ -281,7 +285,8 @@ class SplitModel:
 
     def _run(self, part: str, feeds: dict[str, np.ndarray], names) -> dict[str, np.ndarray]:
         contract.check_feeds(feeds, self._sessions[part].inputs)
-        return _finite(self._sessions[part].run(feeds, list(names)))
+        with stage(part):
+            return _finite(self._sessions[part].run(feeds, list(names)))
 
     def encode_picture(self, pixel_values: np.ndarray) -> dict[str, np.ndarray]:
         """Feature levels, 1 x C x A x A and so on, of one picture, 3 x S x S; the last one is kept."""

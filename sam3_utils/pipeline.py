@@ -15,6 +15,7 @@ import numpy as np
 from sam3_utils import files
 from sam3_utils.cli import UsageError
 from sam3_utils.images import PictureError, load_rgb, prepare
+from sam3_utils.stages import stage
 
 logger = logging.getLogger(__name__)
 
@@ -65,13 +66,20 @@ def run_batches(
                 for item in batch:
                     if last is None or (item.path, item.size) != last_key:
                         last_key = (item.path, item.size)
-                        last = pool.submit(lambda key: prepare(processor, load_rgb(*key)), last_key)
+                        last = pool.submit(_prepared, processor, *last_key)
                     futures.append(last)
                 queue.append((batch, futures))
             if queue and (batch is None or len(queue) > ahead):
                 yield infer_oldest()
         while queue:
             yield infer_oldest()
+
+
+def _prepared(processor, path: Path, size: tuple[int, int]) -> np.ndarray:
+    with stage("decode"):
+        picture = load_rgb(path, size)
+    with stage("prepare"):
+        return prepare(processor, picture)
 
 
 def batch_size_for(model, asked: int | None) -> int:
