@@ -61,6 +61,10 @@ def parse_args(argv=None):
         "--crowd", default="exclude", choices=("exclude", "include"),
         help="iscrowd masks outline groups, not instances: left out of the annotated union, or taken in",
     )  # fmt: skip
+    parser.add_argument(
+        "--image_size", type=positive_int,
+        help="side of the pictures for a checkpoint, a multiple of patch x window; smaller is faster and less accurate",
+    )  # fmt: skip
     parser.add_argument("--max_samples", type=positive_int, help="evaluate the first so many samples only")
     parser.add_argument("--overlays", type=positive_int, help="draw so many worst and best samples into overlays/")
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier run in --output_dir")
@@ -138,7 +142,7 @@ def main(argv=None) -> int:
     args = parse_args(argv)
     model_path = one_path(args.model_path, "--model_path")
     from sam3_utils import files
-    from sam3_utils.backends import check_processor_fits, describe_model, open_model
+    from sam3_utils.backends import describe_model, fit_processor, open_model
     from sam3_utils.checkpoint import load_processor, processor_files
     from sam3_utils.coco_iou import draw_overlays, summarise
     from sam3_utils.datasets import read_coco
@@ -158,10 +162,11 @@ def main(argv=None) -> int:
     for text, count in dataset.problems.items():
         logger.warning("annotations: %d %s", count, text)
     processor = load_processor(args.processor_path)
-    model = open_model(model_path, args.device, args.dtype)
-    check_processor_fits(processor, model, args.processor_path, model_path)
+    model = open_model(model_path, args.device, args.dtype, args.image_size)
+    fit_processor(processor, model, args.processor_path, model_path)
     names = ("batch_size", "dtype", "score_threshold", "mask_threshold", "max_detections", "crowd", "max_samples")
-    settings = {name: getattr(args, name) for name in names} | {"batch_size": batch_size_for(model, args.batch_size)}
+    settings = {name: getattr(args, name) for name in names}
+    settings |= {"batch_size": batch_size_for(model, args.batch_size), "image_size": model.shapes.image_size}
     annotation_file = args.coco_root / "annotations" / "instances_val2017.json"
     identity = {
         "model": describe_model(model_path, model.runtime, model.precision),

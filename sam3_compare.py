@@ -54,6 +54,10 @@ def parse_args(argv=None):
         "--dtype", default="float32", choices=("float32", "bfloat16", "float16"),
         help="computing type of a candidate that is a checkpoint, or runs on openvino",
     )  # fmt: skip
+    parser.add_argument(
+        "--image_size", type=positive_int,
+        help="side of the pictures for those that are checkpoints, a multiple of patch x window",
+    )  # fmt: skip
     parser.add_argument("--taps", action="store_true", help="compare the FPN levels too, where both models offer them")
     parser.add_argument("--report", type=Path, metavar="FILE", help="write all figures as JSON")
     parser.add_argument("--output_dir", type=Path, metavar="DIR", help="draw worst.png there")
@@ -189,7 +193,7 @@ def main(argv=None) -> int:
             else f"--processor_path {processor_path}: no such folder"
         )
     from sam3_utils import compare, files
-    from sam3_utils.backends import NotFinite, check_processor_fits, open_model
+    from sam3_utils.backends import NotFinite, fit_processor, open_model
     from sam3_utils.checkpoint import load_processor, processor_files
     from sam3_utils.pipeline import batch_size_for
     from sam3_utils.report import versions
@@ -198,11 +202,11 @@ def main(argv=None) -> int:
     samples = compare.given_samples(args.images, args.phrases) if args.images else compare.demo_samples()
     tokens = compare.encode_prompts(processor, samples)
     models = {
-        "reference": open_model(paths["reference"], args.reference_device),
-        "candidate": open_model(paths["candidate"], args.device, args.dtype),
+        "reference": open_model(paths["reference"], args.reference_device, image_size=args.image_size),
+        "candidate": open_model(paths["candidate"], args.device, args.dtype, args.image_size),
     }
     compare.check_same_shapes(models, paths)
-    check_processor_fits(processor, models["reference"], processor_path, paths["reference"])
+    fit_processor(processor, models["reference"], processor_path, paths["reference"])
     taps = compare.common_taps(models, paths) if args.taps else ()
     sizes = {side: batch_size_for(model, args.batch_size) for side, model in models.items()}
     settings = {name: value for name, value in vars(args).items() if name.startswith(("min_", "max_"))}

@@ -52,6 +52,11 @@ def parse_args(argv=None):
         "none without it",
     )  # fmt: skip
     parser.add_argument(
+        "--image_size", type=positive_int,
+        help="side of the pictures, a multiple of patch x window (336 for facebook/sam3); not given: the checkpoint's "
+        "own; smaller is faster and less accurate",
+    )  # fmt: skip
+    parser.add_argument(
         "--verify", default="auto", choices=("auto", "always", "never"),
         help="compare with PyTorch at batch 1, 2 and 3 in a second process; auto: up to 100 M parameters",
     )  # fmt: skip
@@ -87,7 +92,8 @@ def export(args) -> dict:
     from sam3_utils.atc import keep_list_path
     from sam3_utils.backends import SPLIT_MANIFEST
 
-    sam3 = checkpoint.load_model(args.model_path)
+    sam3 = checkpoint.load_model(args.model_path, image_size=args.image_size)
+    image_size = sam3.config.image_size
     parameters = sum(parameter.numel() for parameter in sam3.parameters())
     free = shutil.disk_usage(args.output_dir).free
     if free < 4.2 * parameters:  # float32, and some for the graph and the tables that are computed
@@ -121,6 +127,7 @@ def export(args) -> dict:
     return {
         "layout": args.layout,
         "parts": {part: path.name for part, path in paths.items()},
+        "image_size": image_size,
         "parameters": parameters,
         "rewrites": applied,
         "conv_transpose": args.conv_transpose,
@@ -137,7 +144,7 @@ def export(args) -> dict:
     }
 
 
-def verify(model_path: Path, exported: Path, bound: float | None) -> dict[str, dict]:
+def verify(model_path: Path, exported: Path, bound: float | None, image_size: int | None = None) -> dict[str, dict]:
     """Run an exported model against PyTorch in a process of its own; the worst difference of each output.
 
     Args:
@@ -151,7 +158,7 @@ def verify(model_path: Path, exported: Path, bound: float | None) -> dict[str, d
 
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         try:
-            by_batch = pool.submit(verify_onnx, model_path, exported, VERIFY_BATCHES).result()
+            by_batch = pool.submit(verify_onnx, model_path, exported, VERIFY_BATCHES, image_size).result()
         except BrokenProcessPool:
             raise CheckFailed(
                 f"{exported}: written, but the process that compares it with PyTorch was killed, probably for memory; "
@@ -203,7 +210,7 @@ def main(argv=None) -> int:
         report["verification"] = {
             "batches": VERIFY_BATCHES,
             "bound": bound,
-            "outputs": verify(args.model_path, exported, bound),
+            "outputs": verify(args.model_path, exported, bound, args.image_size),
         }
         if bound is None:
             print(

@@ -57,7 +57,7 @@ def parse_args(argv=None):
 
 def work(device: str, settings: dict, receive, report) -> None:
     """A worker: load the model, then run units; a pair's line is on disk before its batch is reported."""
-    from sam3_utils.backends import check_processor_fits, open_model
+    from sam3_utils.backends import fit_processor, open_model
     from sam3_utils.checkpoint import load_processor
     from sam3_utils.pipeline import RecordFile, batch_size_for, hold_shared, run_batches
     from sam3_utils.postprocess import instance_scores
@@ -65,7 +65,7 @@ def work(device: str, settings: dict, receive, report) -> None:
 
     processor = load_processor(settings["processor_path"])
     model = open_model(settings["model_path"], device, settings["dtype"])
-    check_processor_fits(processor, model, settings["processor_path"], settings["model_path"])
+    fit_processor(processor, model, settings["processor_path"], settings["model_path"])
     report("ready", (batch_size_for(model, settings["batch_size"]), model.runtime, model.precision))
     record_files, tokens = {}, {}
     taken: deque = deque()  # (unit, is its last batch) for every batch on its way

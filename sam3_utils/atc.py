@@ -130,6 +130,8 @@ def choose_keep_list(choice: str | None, onnx_path: Path, model, mode: str, soc:
 def input_shape(model, batch: int, where: Path) -> str:
     """`--input_shape` with the graph's own sizes: `pixel_values:4,3,1008,1008;input_ids:4,32;attention_mask:4,32`.
 
+    Where pictures (P) and phrases (N) are counted apart, as in the detector of a split model, there is one picture.
+
     Raises:
         UsageError: the graph's batch is fixed to another number, or another size is free.
     """
@@ -137,9 +139,10 @@ def input_shape(model, batch: int, where: Path) -> str:
     parts = []
     for value in (value for value in model.graph.input if value.name not in weights):
         first, *sizes = (dim.dim_value for dim in value.type.tensor_type.shape.dim)  # 0: free
-        if first not in (0, batch) or 0 in sizes:
+        rows = 1 if value.type.tensor_type.shape.dim[0].dim_param == "P" else batch
+        if first not in (0, rows) or 0 in sizes:
             raise UsageError(f"{where}: {value.name} is not free in the batch alone; {EXPORT_AGAIN}")
-        parts.append(f"{value.name}:{','.join(map(str, (batch, *sizes)))}")
+        parts.append(f"{value.name}:{','.join(map(str, (rows, *sizes)))}")
     return ";".join(parts)
 
 

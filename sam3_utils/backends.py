@@ -11,6 +11,7 @@ beside the outputs, and only those that are asked for.
 """
 
 import json
+import logging
 from collections import OrderedDict
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from sam3_utils.cli import CheckFailed, UsageError
 from sam3_utils.sessions import OmSession, OnnxSession, OpenVinoSession, fastest_cpu, split_device
 from sam3_utils.stages import stage
 
+logger = logging.getLogger(__name__)
 # {"vision": file name, "text": ..., "detector": ...}, and "exemplar" in a model that takes boxes; makes its folder a
 # split model. Where several models lie in one folder, as OMs of several batch sizes do, the manifest has another name
 # and is itself what `path` names.
@@ -28,7 +30,7 @@ SPLIT_MANIFEST = "split.json"
 TEXT_CACHE = 4096  # phrases, 32 KB each for facebook/sam3
 
 
-def open_model(path: Path, device: str | None = None, dtype: str = "float32"):
+def open_model(path: Path, device: str | None = None, dtype: str = "float32", image_size: int | None = None):
     """Open a model; what `path` is decides the runtime.
 
     Args:
@@ -38,6 +40,7 @@ def open_model(path: Path, device: str | None = None, dtype: str = "float32"):
             `trt:0`, `cann:0`, `openvino` for ONNX, `auto` for the fastest way on the CPU.
         dtype: computing type of a checkpoint, "float32", "bfloat16" or "float16", or of `openvino`, one of the first
             two; the other files carry theirs, and `auto` chooses.
+        image_size: side of the pictures for a checkpoint, None for its own; the other files have theirs fixed.
 
     Raises:
         UsageError: the path is none of these, the device does not exist or does not fit, or the model is not SAM3.
@@ -46,7 +49,7 @@ def open_model(path: Path, device: str | None = None, dtype: str = "float32"):
     if path.is_dir() and not split:
         if (path / "sam3.onnx").is_file() and not (path / "config.json").exists():
             raise UsageError(f"{path}: a folder of an exported model; name its file, {path / 'sam3.onnx'}")
-        return TorchModel(path, "cpu" if device is None else device, dtype)
+        return TorchModel(path, "cpu" if device is None else device, dtype, image_size)
     if device == "auto":
         device, dtype = fastest_cpu()
     if dtype != "float32" and (device, dtype) != ("openvino", "bfloat16"):
@@ -54,7 +57,14 @@ def open_model(path: Path, device: str | None = None, dtype: str = "float32"):
             f"--dtype {dtype}: only a checkpoint folder can be computed in another type (and an .onnx in bfloat16 by "
             f"--device openvino), not {path}"
         )
-    return (SplitModel if split else GraphModel)(path, device, dtype)
+    model = (SplitModel if split else GraphModel)(path, device, dtype)
+    if image_size not in (None, model.shapes.image_size):
+        model.close()
+        raise UsageError(
+            f"--image_size {image_size}: {path} is made for {model.shapes.image_size}; export it for another size with "
+            "sam3_export_onnx.py --image_size"
+        )
+    return model
 
 
 def open_session(path: Path, device: str | None, dtype: str):
@@ -118,7 +128,7 @@ class TorchModel:
 
     runtime, taps, exemplars = "torch", contract.TAPS, None
 
-    def __init__(self, path: Path, device: str, dtype: str):
+    def __init__(self, path: Path, device: str, dtype: str, image_size: int | None = None):
         import torch
 
         kind, index = split_device(device, ("cpu", "cuda", "npu"), path)
@@ -135,7 +145,7 @@ class TorchModel:
             torch.backends.cuda.matmul.fp32_precision = torch.backends.cudnn.conv.fp32_precision = "ieee"
         self.device, self.precision = device, dtype
         self._device = torch.device(kind if kind == "cpu" else f"{kind}:{index}")
-        self._path, self._model = path, checkpoint.load_model(path, dtype).to(self._device)
+        self._path, self._model = path, checkpoint.load_model(path, dtype, image_size).to(self._device)
         self.shapes = checkpoint.model_shapes(self._model.config)
         self._picture = self._encoded = None
 
@@ -392,16 +402,24 @@ def describe_model(path: Path, runtime: str, precision: str) -> dict:
     }
 
 
-def check_processor_fits(processor, model, processor_path: Path, model_path: Path) -> None:
-    """Check that the processor makes pictures of the size that the model takes.
+def fit_processor(processor, model, processor_path: Path, model_path: Path) -> None:
+    """Make the processor's pictures as large as the model takes them, where that is another size of the same SAM3.
 
     Raises:
-        UsageError: the sizes differ.
+        UsageError: the sizes differ, and the folder's config.json does not say that SAM3 takes such pictures.
     """
     size, side = dict(processor.image_processor.size), model.shapes.image_size
-    if (size.get("height"), size.get("width")) != (side, side):
-        made = " x ".join(str(value) for value in size.values() if value)
+    if (size.get("height"), size.get("width")) == (side, side):
+        return
+    made = " x ".join(str(value) for value in size.values() if value)
+    try:
+        unit = checkpoint.size_unit(json.loads((processor_path / "config.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError):
+        unit = None
+    if unit is None or side % unit:
         raise UsageError(
             f"{processor_path}: makes pictures of {made}, {model_path} takes {side} x {side}; "
             "they belong to different models"
         )
+    processor.image_processor.size = type(processor.image_processor.size)(height=side, width=side)
+    logger.warning("%s takes pictures of %d x %d; %s made them %s", model_path, side, side, processor_path, made)

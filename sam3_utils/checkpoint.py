@@ -111,22 +111,62 @@ def _named(keys) -> str:
     return ", ".join(keys[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
 
 
-def load_model(folder: Path, dtype: str = "float32"):
+def size_unit(config: dict) -> int:
+    """The pixels of which a picture's side must be a multiple: patch x window, 336 for facebook/sam3.
+
+    Args:
+        config: of a checkpoint folder, as config.json has it.
+
+    Raises:
+        KeyError, TypeError: the numbers are not there.
+    """
+    backbone = config.get("detector_config", config)["vision_config"]["backbone_config"]
+    return backbone["patch_size"] * backbone["window_size"]
+
+
+def _at_size(config, image_size: int, folder: Path):
+    """A `Sam3Config` for pictures of another side: RoPE, position table, windows and masks follow from it.
+
+    Raises:
+        UsageError: `image_size` is not a multiple of `size_unit`.
+    """
+    unit = size_unit(config.to_dict())
+    if image_size % unit or image_size <= 0:
+        near = sorted({max(unit, image_size // unit * unit), max(unit, -(-image_size // unit) * unit)})
+        raise UsageError(
+            f"--image_size {image_size}: {folder} takes multiples of {unit} (patch x window), such as "
+            f"{' or '.join(map(str, near))}"
+        )
+    vision, native = config.vision_config, config.vision_config.image_size
+    # What nobody derives from the picture's side: only the sizes of the outputs are read from here.
+    vision.backbone_feature_sizes = [
+        [side * image_size // native for side in sides] for sides in vision.backbone_feature_sizes
+    ]
+    config.image_size = image_size
+    return config
+
+
+def load_model(folder: Path, dtype: str = "float32", image_size: int | None = None):
     """The text branch of a checkpoint folder, a `Sam3Model` in eval mode on the CPU.
 
     Args:
         dtype: torch dtype name; never taken from the file, whose weights may be 16-bit.
+        image_size: side of the pictures in pixels; None: the checkpoint's own.
 
     Raises:
-        UsageError: the folder is not whole, or its weights do not fit the model tensor by tensor.
+        UsageError: the folder is not whole, its weights do not fit the model tensor by tensor, or it cannot take
+            pictures of that size.
     """
     check_weight_files(folder)
     transformers = _transformers()
     import torch
 
     try:
+        config = transformers.Sam3Config.from_pretrained(folder, local_files_only=True)
+        if image_size is not None:
+            config = _at_size(config, image_size, folder)
         model, info = transformers.Sam3Model.from_pretrained(
-            folder, dtype=getattr(torch, dtype), local_files_only=True, output_loading_info=True
+            folder, config=config, dtype=getattr(torch, dtype), local_files_only=True, output_loading_info=True
         )
     except (RuntimeError, OSError, ValueError, TypeError, KeyError) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]

@@ -54,7 +54,9 @@ def random_boxes(count: int, batch: int, seed: int = 0) -> dict[str, np.ndarray]
     }
 
 
-def verify_onnx(checkpoint_path: Path, onnx_path: Path, batches: tuple[int, ...]) -> dict[int, dict]:
+def verify_onnx(
+    checkpoint_path: Path, onnx_path: Path, batches: tuple[int, ...], image_size: int | None
+) -> dict[int, dict]:
     """`output_differences` of an exported graph against the untouched PyTorch model, for each batch size.
 
     The reference uses transformers' own modules and default attention, so that rewrites, tracing and graph passes
@@ -64,7 +66,7 @@ def verify_onnx(checkpoint_path: Path, onnx_path: Path, batches: tuple[int, ...]
     from sam3_utils.checkpoint import load_processor
 
     processor = load_processor(checkpoint_path)
-    reference, candidate = open_model(checkpoint_path), open_model(onnx_path)
+    reference, candidate = open_model(checkpoint_path, image_size=image_size), open_model(onnx_path)
     differences = {}
     for batch in batches:
         feeds = random_feeds(processor, reference.shapes.image_size, batch, seed=batch)

@@ -11,10 +11,13 @@ Environment:
     BATCH_SIZE     the OM's batch; several, separated by spaces, are compiled one after the other
     SOC_VERSION    Ascend and the name that `npu-smi info` shows, such as Ascend310P3 or Ascend910B4
 
-Reads:  ./sam3_onnx_${TARGET_DEVICE}/: sam3.onnx with its weights, keep_dtype.cfg, export_report.json
+Reads:  ./sam3_onnx_${TARGET_DEVICE}/: sam3.onnx with its weights, keep_dtype.cfg, export_report.json; of a split
+        export its graphs, their lists and split.json
 Writes: ./sam3_om/sam3_${TARGET_DEVICE}_bs${BATCH_SIZE}.om, or with ATC's ending _linux_<arch> before .om;
         beside it <name>.manifest.json, and sam3_${TARGET_DEVICE}_bs${BATCH_SIZE}.log with all that ATC said (of a
-        failed run: .failed.log)
+        failed run: .failed.log); of a split export sam3_vision_${TARGET_DEVICE}_bs1 and sam3_text_..._bs1 once,
+        sam3_detector_${TARGET_DEVICE}_bs${BATCH_SIZE}, and sam3_split_${TARGET_DEVICE}_bs${BATCH_SIZE}.json, which
+        --model_path takes for the three
 Exit:   0 all batch sizes compiled, 1 ATC failed, 2 wrong usage.
 """
 
@@ -33,6 +36,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -42,6 +46,18 @@ from sam3_utils.cli import CheckFailed, UsageError, make_parser, run
 logger = logging.getLogger("sam3_convert_om")
 KIT = Path(__file__).resolve().parent.parent
 OUTPUT = Path("sam3_om")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One OM to compile: its name without ending, the graph, the batch, ATC's command line and its keep list."""
+
+    name: str
+    part: str
+    onnx_path: Path
+    batch: int
+    command: list[str]
+    keep_list: Path | None
 
 
 def parse_args(argv=None):
@@ -58,7 +74,7 @@ def parse_args(argv=None):
     )  # fmt: skip
     parser.add_argument(
         "--keep_dtype", metavar="FILE",
-        help="nodes that keep their ONNX type, one a line; none: no list; not given: keep_dtype.cfg beside sam3.onnx",
+        help="nodes that keep their ONNX type, one a line; none: no list; not given: the list beside each graph",
     )  # fmt: skip
     parser.add_argument("--overwrite", action="store_true", help="replace an OM that is already there")
     parser.add_argument("--dry_run", action="store_true", help="print ATC's command line and do nothing; needs no ATC")
@@ -265,8 +281,78 @@ def install(written: Path, name: str, manifest: dict) -> Path:
     return om
 
 
+def find_graphs(target: str) -> dict[str, Path]:
+    """part -> ONNX file of the export for this device: {"single": ...}, or the parts of a split model.
+
+    Raises:
+        UsageError: there is no export, or two.
+    """
+    from sam3_utils.backends import SPLIT_MANIFEST, split_parts
+
+    folder = Path(f"sam3_onnx_{target}")
+    single, split = folder / "sam3.onnx", folder / SPLIT_MANIFEST
+    if single.is_file() and split.is_file():
+        raise UsageError(f"{folder}: holds two exports, {single.name} and {split.name}; remove one")
+    if split.is_file():
+        return split_parts(folder)
+    if not single.is_file():
+        raise UsageError(
+            f"{single}: no such file below {Path.cwd()}; python3 sam3_export_onnx.py --target_device {target} "
+            f"--model_path ./sam3_model --output_dir ./{folder}"
+        )
+    return {"single": single}
+
+
+def plan(graphs: dict[str, Path], args, target: str, batches: list[int], soc: str, precision: tuple) -> list[Job]:
+    """What to compile: the single graph or the detector for each batch, the other parts once for a batch of 1.
+
+    Raises:
+        UsageError: ATC would refuse a graph, or something that goes with it.
+    """
+    from sam3_utils.contract import STEMS
+    from sam3_utils.preflight import check_model
+
+    if len(graphs) > 1 and args.keep_dtype not in (None, "none"):
+        raise UsageError(
+            f"--keep_dtype {args.keep_dtype}: a split model has a list for each graph; edit "
+            f"{atc.keep_list_path(graphs['vision'])} and its neighbours"
+        )
+    fusion_switch = None if target == "300I" else KIT / "fusion_switch.cfg"
+    jobs = []
+    for part, path in sorted(graphs.items(), key=lambda item: item[0] == "detector"):  # which needs the others
+        model = check_model(path, part)
+        keep_list = atc.choose_keep_list(args.keep_dtype, path, model, precision[1], soc)
+        for batch in batches if part in ("single", "detector") else [1]:
+            name = f"{STEMS[part]}_{target}_bs{batch}"
+            command = atc.command_line(
+                path, OUTPUT / ".converting" / name, atc.input_shape(model, batch, path),
+                soc, precision, keep_list, fusion_switch,
+            )  # fmt: skip
+            jobs.append(Job(name, part, path, batch, command, keep_list))
+    return jobs
+
+
+def is_made(job: Job, hashes: dict[str, str]) -> bool:
+    """Is the OM of a part that all batch sizes share there, from the same graph, by the same command?"""
+    for om in existing(job.name):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            manifest = json.loads(om.with_suffix(".manifest.json").read_text(encoding="utf-8"))
+            wanted = (job.command, hashes, files.sha256(om))
+            if (manifest["command"], manifest["onnx"]["sha256"], manifest["om"]["sha256"]) == wanted:
+                return True
+    return False
+
+
+def write_split_manifest(jobs: list[Job], target: str, batch: int) -> None:
+    """Name the OMs of a split model with this batch of phrases in a file that stands for them."""
+    path = OUTPUT / f"sam3_split_{target}_bs{batch}.json"
+    used = [job for job in jobs if job.part != "detector" or job.batch == batch]
+    files.write_json(path, {job.part: existing(job.name)[0].name for job in used})
+    print(f"{path}: the model of {len(used)} files, for --model_path", flush=True)
+
+
 def convert(name: str, command: list[str], facts: dict, lock) -> None:
-    """Compile one batch size and write its manifest.
+    """Compile one OM and write its manifest.
 
     Args:
         name: the OM's name without ending.
@@ -305,58 +391,57 @@ def main(argv=None) -> int:
     precision = atc.choose_precision(args, soc)
     if not args.dry_run and not shutil.which("atc"):
         raise UsageError(f"atc is not on PATH; {atc.SET_ENV}")
-    onnx_path = Path(f"sam3_onnx_{target}") / "sam3.onnx"
-    if not onnx_path.is_file():
-        raise UsageError(
-            f"{onnx_path}: no such file below {Path.cwd()}; python3 sam3_export_onnx.py --target_device {target} "
-            f"--model_path ./sam3_model --output_dir ./{onnx_path.parent}"
-        )
-    from sam3_utils.preflight import check_model
-
-    model, report = check_model(onnx_path), read_export_report(onnx_path, target)
-    keep_list = atc.choose_keep_list(args.keep_dtype, onnx_path, model, precision[1], soc)
-    fusion_switch = None if target == "300I" else KIT / "fusion_switch.cfg"
-    names = {batch: f"sam3_{target}_bs{batch}" for batch in batches}
-    commands = {
-        name: atc.command_line(
-            onnx_path, OUTPUT / ".converting" / name, atc.input_shape(model, batch, onnx_path),
-            soc, precision, keep_list, fusion_switch,
-        )
-        for batch, name in names.items()
-    }  # fmt: skip
+    graphs = find_graphs(target)
+    report = read_export_report(next(iter(graphs.values())), target)
+    jobs = plan(graphs, args, target, batches, soc, precision)
     if args.dry_run:
-        print("\n".join(map(shlex.join, commands.values())))
+        print("\n".join(shlex.join(job.command) for job in jobs))
         return 0
     from sam3_utils.backends import model_files
     from sam3_utils.report import versions
 
-    parts = model_files(onnx_path)
-    for text in host_warnings(soc, sum(path.stat().st_size for path in parts)):
+    sources = {part: model_files(path) for part, path in graphs.items()}
+    for text in host_warnings(soc, max(sum(path.stat().st_size for path in paths) for paths in sources.values())):
         logger.warning("%s", text)
     if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # under nohup it is ignored, and stays so
         signal.signal(signal.SIGHUP, lambda *_: sys.exit(129))  # a lost connection would leave ATC behind
     OUTPUT.mkdir(mode=0o750, exist_ok=True)
     with exclusive(OUTPUT) as lock:
-        present = [str(path) for name in commands for path in existing(name)]
+        hashes = {part: {path.name: files.sha256(path) for path in paths} for part, paths in sources.items()}
+        shared = [job for job in jobs if job.part not in ("single", "detector")]
+        made = [] if args.overwrite else [job for job in shared if is_made(job, hashes[job.part])]
+        for job in made:
+            logger.info("%s: there already, from the same graph by the same command", existing(job.name)[0])
+        todo = [job for job in jobs if job not in made]
+        present = [str(path) for job in todo for path in existing(job.name)]
         if present and not args.overwrite:
             raise UsageError(f"{', '.join(present)}: there already; --overwrite replaces, BATCH_SIZE chooses others")
+        if any(job in todo for job in shared):  # no manifest may name parts of two exports
+            for old in OUTPUT.glob(f"sam3_split_{target}_bs*.json"):
+                old.unlink()
+        fusion_switch = KIT / "fusion_switch.cfg" if target != "300I" else None
         facts = {
-            "onnx": {"path": str(onnx_path), "sha256": {path.name: files.sha256(path) for path in parts}},
             "export": report,
             "target_device": target,
             "soc_version": soc,
             "precision": dict([precision]),
-            "keep_dtype": keep_list and {"path": str(keep_list), "sha256": files.sha256(keep_list)},
             "fusion_switch": fusion_switch and {"path": str(fusion_switch), "sha256": files.sha256(fusion_switch)},
             "versions": versions() | {"cann": cann_version()},
         }
         done = []
-        for batch, name in names.items():
+        for job in todo:
+            own = {
+                "onnx": {"path": str(job.onnx_path), "sha256": hashes[job.part]},
+                "keep_dtype": job.keep_list and {"path": str(job.keep_list), "sha256": files.sha256(job.keep_list)},
+                "batch_size": job.batch,
+            }
             try:
-                convert(name, commands[name], facts | {"batch_size": batch}, lock)
+                convert(job.name, job.command, facts | own, lock)
             except CheckFailed as error:
                 raise CheckFailed(f"{error}. Compiled before it: {', '.join(done) or 'none'}") from None
-            done.append(name)
+            done.append(job.name)
+            if job.part == "detector":
+                write_split_manifest(jobs, target, job.batch)
     return 0
 
 

@@ -31,24 +31,25 @@ def _is_static(shape):
     return all(isinstance(dim, int) for dim in shape)
 
 
-def _input_shapes(values, batch, overrides):
-    """Fixed shapes of the inputs, and the names the graph has for the batch dimension."""
-    symbols = {dim for value in values for dim in _dims(value)[:1] if isinstance(dim, str) and dim}
+def _input_shapes(values, batch, pictures, overrides):
+    """Fixed shapes of the inputs, and what the graph's names for the batch dimension stand for."""
+    symbols = {dim: batch for value in values for dim in _dims(value)[:1] if isinstance(dim, str)}
+    symbols |= {"P": pictures} if "P" in symbols else {}
     shapes = {}
     for value in values:
         dims = _dims(value)
-        shape = [batch if isinstance(d, str) and (i == 0 or d in symbols) else d for i, d in enumerate(dims)]
+        shape = [symbols.get(d, d) if i == 0 or d else d for i, d in enumerate(dims)]
         if not _is_static(shape) and value.name not in overrides:
             raise ValueError(f"input {value.name} has shape {dims}: give it in input_shapes")
         shapes[value.name] = shape if _is_static(shape) else list(overrides[value.name])
     return shapes, symbols
 
 
-def _output_shapes(graph, onnx_path, batch, inputs, input_shapes, symbols):
+def _output_shapes(graph, onnx_path, inputs, input_shapes, symbols):
     """Fixed shapes of the outputs: from the graph, else from its value_info, else by one run with zeros."""
     shapes = {}
     for value in [*graph.output, *graph.value_info]:
-        shape = [batch if dim in symbols else dim for dim in _dims(value)]
+        shape = [symbols.get(dim, dim) if dim else dim for dim in _dims(value)]
         if _is_static(shape):
             shapes.setdefault(value.name, shape)
     missing = [value.name for value in graph.output if value.name not in shapes]
@@ -78,10 +79,10 @@ def _entries(values, order, names, dtypes, shapes):
 
 
 def make_om(
-    onnx_path, om_path, batch, *, input_names=None, input_dtypes=None, input_shapes=None, input_order=None,
-    output_names=None, output_dtypes=None, output_shapes=None, drop_output=None,
+    onnx_path, om_path, batch, *, pictures=None, input_names=None, input_dtypes=None, input_shapes=None,
+    input_order=None, output_names=None, output_dtypes=None, output_shapes=None, drop_output=None,
 ):  # fmt: skip
-    """Writes the stand-in OM of `onnx_path` at a fixed batch.
+    """Writes the stand-in OM of `onnx_path` at a fixed batch; `pictures` is what "P" stands for if not the batch.
 
     The `*_names`, `*_dtypes`, `*_shapes` (dicts by ONNX name) and `drop_output` (one ONNX name) make an OM that is not
     what the caller expects. Outputs never keep the ONNX order, as a real OM need not; inputs follow `input_order`.
@@ -93,8 +94,8 @@ def make_om(
     _check_names(inputs, input_names, input_dtypes, input_shapes, input_order)
     _check_names(outputs, output_names, output_dtypes, output_shapes, drop_output and [drop_output])
 
-    in_shapes, symbols = _input_shapes(inputs.values(), batch, input_shapes or {})
-    out_shapes = _output_shapes(graph, onnx_path, batch, inputs, in_shapes, symbols)
+    in_shapes, symbols = _input_shapes(inputs.values(), batch, pictures or batch, input_shapes or {})
+    out_shapes = _output_shapes(graph, onnx_path, inputs, in_shapes, symbols)
     in_names = {name: name for name in inputs} | (input_names or {})
     out_names = {name: _om_output_name(graph, name) for name in outputs} | (output_names or {})
     in_shapes.update(input_shapes or {})
