@@ -4,11 +4,15 @@
 """Speed of the model alone on any backend, beside what the chip can do at most, with rows for README's table.
 
 A loop is one batch of prepared inputs through the model, without pictures and decoding. "infer" is what a caller waits
-for: for an OM with the copies to and from the NPU. An OM also gets "NPU compute", ais_bench's time without copies. fps
-is batch / median; ais_bench itself prints batch / mean. "of peak" is the share of what the chip could do at most.
+for: for an OM with the copies to and from the NPU. An OM also gets "NPU compute", ais_bench's time without copies. A
+split model and a checkpoint also get their stages: a further phrase on the same picture costs text and detector. fps is
+batch / median; ais_bench itself prints batch / mean. "of peak" is the share of what the chip could do at most.
+
+With --coco_root a run of sam3_coco_iou_eval.py is timed instead: from files to results, stage by stage.
 
 Example:
     python3 sam3_benchmark.py --model_path ./sam3_om/sam3_300I_bs4*.om --device 0 --loop 50
+    python3 sam3_benchmark.py --model_path ./sam3_onnx_300I --processor_path ./sam3_model --coco_root ./coco2017
 
 Reads:  the model, and what was written beside it; the ONNX file whose matrix products are counted;
         with --ais_bench_summary that file instead of a run
@@ -16,7 +20,6 @@ Writes: tables; with --report also everything as JSON.
 Exit:   0 measured, 1 the model's answers cannot be used or --onnx_path's work not be counted, 2 wrong usage.
 """
 
-import resource
 import shlex
 import sys
 import textwrap
@@ -28,7 +31,7 @@ from sam3_utils.speed import CHIPS
 
 def parse_args(argv=None):
     parser = make_parser(__doc__)
-    parser.add_argument("--model_path", nargs="+", help="an .om, an .onnx, or a checkpoint folder")
+    parser.add_argument("--model_path", nargs="+", help="an .om, an .onnx, a split model, or a checkpoint folder")
     parser.add_argument(
         "--device", help="NPU id for an .om (0 if not given); otherwise cpu (if not given), cuda:0, ..."
     )
@@ -55,6 +58,11 @@ def parse_args(argv=None):
         "--ais_bench_summary", type=Path, metavar="FILE",
         help="run nothing, take these figures: ais_bench's _summary.json, or what the command printed",
     )  # fmt: skip
+    parser.add_argument(
+        "--coco_root", type=Path, help="time the evaluation of this folder's samples, from file to result"
+    )
+    parser.add_argument("--processor_path", type=Path, help="with --coco_root: folder of the processor files")
+    parser.add_argument("--max_samples", type=positive_int, help="with --coco_root: the first so many only")
     parser.add_argument("--report", type=Path, metavar="FILE", help="write everything as JSON")
     return parser.parse_args(argv)
 
@@ -64,16 +72,14 @@ def run_model(model_path: Path, args) -> tuple[list[dict], dict]:
     from sam3_utils.backends import open_model
     from sam3_utils.pipeline import batch_size_for
     from sam3_utils.speed import latency_row, measure
+    from sam3_utils.stages import peak_memory_mib
 
-    def peak_memory() -> int:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024  # Linux counts in KiB
-
-    memory = {"before": peak_memory()}
+    memory = {"before": peak_memory_mib()}
     model = open_model(model_path, args.device, args.dtype)
-    memory["opened"] = peak_memory()
+    memory["opened"] = peak_memory_mib()
     batch = batch_size_for(model, args.batch_size)
     milliseconds = measure(model, batch, args.loop, args.warmup_count)
-    memory["peak"] = peak_memory()
+    memory["peak"] = peak_memory_mib()
     model.close()
     rows = [latency_row(name, times, batch) for name, times in milliseconds.items()]
     return rows, {
@@ -103,8 +109,9 @@ def add_roofline(record: dict, args, model_path: Path | None) -> None:
         soc_version = args.soc_version or (manifest or {}).get("soc_version")
         chip, remedy = CHIPS.get(soc_version), f"; --soc_version takes {', '.join(CHIPS)}"
         record["chip"] = soc_version or "NPU"
-    elif device == "cpu":
-        chip, record["chip"] = measured_cpu(runtime), record["machine"]["cpu"]
+    elif device in ("cpu", "openvino"):
+        dtype = "bfloat16" if "bfloat16" in record["model"]["precision"] else "float32"
+        chip, record["chip"] = measured_cpu(runtime, dtype), record["machine"]["cpu"]
     if chip is None:
         record["not_known"].append(f"the peak of {record['chip']}{remedy}")
     elif record["work"]:
@@ -113,6 +120,7 @@ def add_roofline(record: dict, args, model_path: Path | None) -> None:
 
 def print_results(record: dict) -> None:
     """Latencies, memory, work, roofline, and the rows for README, on stdout."""
+    from sam3_utils.flops import stage_flops
     from sam3_utils.report import columns
 
     def cell(value, form):
@@ -126,7 +134,8 @@ def print_results(record: dict) -> None:
     print(f"{'':22s}{'batch':>6}{'loops':>6}{'median ms':>12}{'p90 ms':>12}{'p99 ms':>12}{'fps':>12}{'of peak':>9}")
     for row in record["measurements"]:
         times = "".join(f"{cell(row[key], '.2f'):>12}" for key in ("median_ms", "p90_ms", "p99_ms"))
-        share = cell(roofline and row["fps"] / roofline["compute_fps"], ".1%")
+        flops = work and stage_flops(work, row["name"])
+        share = cell(roofline and flops and row["fps"] * flops / roofline["peak"], ".1%")
         print(f"{row['name']:22s}{row['batch']:6d}{cell(row['loops'], 'd'):>6}{times}{row['fps']:12.4f}{share:>9}")
     if memory:
         print(
@@ -150,11 +159,37 @@ def print_results(record: dict) -> None:
     for reason in record["not_known"]:
         print(textwrap.fill(f"not known: {reason}", 100))
     # ais_bench, which the guide's figures come from, leaves the copies out: for an OM only that row compares.
-    rows = [row for row in record["measurements"] if row["name"] != "infer"] or record["measurements"]
+    rows = [row for row in record["measurements"] if row["name"].startswith(("NPU", "ais_bench"))]
+    rows = rows or record["measurements"][:1]
     print("\nfor README's table:\n| Chip | Model | Batch size | Speed (fps) | Note |\n|---|---|---|---|---|")
     for row in rows:
         note = f"model alone, {row['name']}, {model['precision']}"
         print(f"| {record['chip']} | {Path(model['name']).stem} | {row['batch']} | {row['fps']:.4f} | {note} |")
+
+
+def run_evaluation(model_path: Path, args) -> int:
+    """Time sam3_coco_iou_eval.py on this model and print where its time went."""
+    from sam3_utils import files
+    from sam3_utils.speed import end_to_end, machine
+
+    wanted = {
+        "--model_path": model_path, "--coco_root": args.coco_root, "--processor_path": args.processor_path,
+        "--device": args.device, "--batch_size": args.batch_size, "--dtype": args.dtype,
+        "--max_samples": args.max_samples,
+    }  # fmt: skip
+    summary = end_to_end([str(word) for pair in wanted.items() if pair[1] is not None for word in pair])
+    pairs, seconds = summary["samples"] + summary.get("presence", {}).get("absent", 0), summary["seconds"]
+    print(f"{summary['model']['name']}: {summary['model']['runtime']} on {summary['device']}, "
+          f"{summary['model']['precision']}")  # fmt: skip
+    print(f"{pairs} pairs of picture and phrase in {seconds:.1f} s: {pairs / seconds:.3f} a second")
+    for name, value in sorted(summary["seconds_by_stage"].items(), key=lambda item: -item[1]):
+        print(f"  {name:20s}{value:10.2f} s{value / seconds:9.1%}{1000 * value / pairs:12.1f} ms a pair")
+    print("  pictures are decoded and prepared while the model computes: the sum may exceed the whole")
+    print(f"peak memory: {summary['peak_memory_mib']} MiB")
+    if args.report:
+        files.write_json(args.report, {"command": shlex.join(sys.argv), "machine": machine(), "summary": summary})
+        print(f"report: {args.report}")
+    return 0
 
 
 def main(argv=None) -> int:
@@ -167,6 +202,10 @@ def main(argv=None) -> int:
     on_npu = args.ais_bench_summary or model_path.suffix == ".om" or (args.device or "").startswith(("npu", "cann"))
     if args.soc_version and not on_npu:
         raise UsageError(f"--soc_version {args.soc_version}: {model_path} does not run on an NPU here; leave it out")
+    if args.coco_root:
+        if not (model_path and args.processor_path):
+            raise UsageError("--coco_root: give --model_path and --processor_path too")
+        return run_evaluation(model_path, args)
     from sam3_utils import files, graph
     from sam3_utils.backends import describe_model
     from sam3_utils.compare import read_manifest

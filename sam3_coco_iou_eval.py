@@ -187,7 +187,7 @@ def main(argv=None) -> int:
         "annotation_problems": dataset.problems,
         "truncated_prompts": cut,
         "seconds": round(time.perf_counter() - started, 2),
-        "seconds_by_stage": seconds_by_stage(),
+        "seconds_by_stage": {name: round(value, 3) for name, value in seconds_by_stage().items()},
         "peak_memory_mib": peak_memory_mib(),
     }
     files.write_json(args.output_dir / "summary.json", summary)

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from sam3_utils import contract
+from sam3_utils.backends import is_split, split_parts
 from sam3_utils.cli import CheckFailed, UsageError
 from sam3_utils.datasets import Sample, read_coco
 from sam3_utils.differences import compare_detections, difference_figures, difference_row, iou, output_differences
@@ -297,9 +298,16 @@ def read_manifest(path: Path, hashes: dict[str, str], name: str) -> dict | None:
 
     Args:
         path: the model; an ONNX file has export_report.json beside it, an OM `<stem>.manifest.json`, a checkpoint none.
+            A split model of OMs has one for each; that of the detector speaks for the others.
         hashes: the SHA-256 of each of the model's files.
         name: the model, for the warning.
     """
+    if is_split(path):
+        detector = split_parts(path)["detector"]
+        if detector.suffix == ".om":
+            path, hashes = detector, {detector.name: hashes[detector.name]}
+        else:
+            path = detector
     if path.is_dir():
         return None
     manifest = path.with_name("export_report.json" if path.suffix == ".onnx" else f"{path.stem}.manifest.json")

@@ -8,8 +8,9 @@ from collections import Counter
 from pathlib import Path
 
 from sam3_utils import files, graph
+from sam3_utils.backends import is_split, split_parts
 from sam3_utils.cli import UsageError
-from sam3_utils.contract import INPUTS
+from sam3_utils.contract import INPUTS, SPLIT
 
 logger = logging.getLogger(__name__)
 COUNTED = ("MatMul", "Gemm", "Einsum", "Conv", "ConvTranspose")
@@ -115,6 +116,17 @@ def least_bytes(model, batch: int, float_bytes: int | None = None) -> int:
     return total
 
 
+def stage_flops(work: dict, stage: str) -> float:
+    """The part of `work_of`'s FLOPs that falls into a stage of `stages`; all of them for what is not a stage."""
+    vision, text = (
+        sum(flops for name, flops in work["parts"].items() if name.startswith(prefix)) for prefix in ("vision", "text")
+    )
+    rest = work["flops"] - vision - text
+    return {"vision": vision, "text": text, "detector": rest, "text and detector": text + rest}.get(
+        stage, work["flops"]
+    )
+
+
 def graph_of(model_path: Path | None, manifest: dict | None) -> Path | None:
     """What a model's work can be counted on, or None.
 
@@ -122,8 +134,10 @@ def graph_of(model_path: Path | None, manifest: dict | None) -> Path | None:
         manifest: what was written beside the model. An OM's names the ONNX file it was compiled from, which counts if
             it is still that file.
     """
-    if model_path is None or model_path.suffix != ".om":
+    if model_path is None or model_path.suffix not in (".om", ".json"):
         return model_path
+    if model_path.suffix == ".json":  # of OMs; each has a manifest of its own
+        return None
     named = (manifest or {}).get("onnx")
     if not named:
         return None
@@ -134,11 +148,22 @@ def graph_of(model_path: Path | None, manifest: dict | None) -> Path | None:
     return None
 
 
+def _work_of_parts(path: Path, float_bytes: int | None) -> dict:
+    works = [work_of(file, 1, float_bytes) for part, file in split_parts(path).items() if part in SPLIT]
+    total = {kind: dict(sum((Counter(work[kind]) for work in works), Counter())) for kind in ("operators", "parts")}
+    return total | {
+        "flops": sum(work["flops"] for work in works),
+        "least_bytes": sum(work["least_bytes"] for work in works),
+        "graph": [work["graph"] for work in works],
+    }
+
+
 def work_of(path: Path, batch: int, float_bytes: int | None = None) -> dict:
     """What one picture costs when `batch` of them run at once, and which graph says so.
 
     Args:
-        path: an ONNX file, or a checkpoint folder, whose graph is traced as the export would do it.
+        path: an ONNX file, a split folder, or a checkpoint folder, whose graph is traced as the export would do it. A
+            split model's parts are added up: what a picture with one phrase costs.
         float_bytes: as in `least_bytes`.
 
     Returns:
@@ -147,6 +172,8 @@ def work_of(path: Path, batch: int, float_bytes: int | None = None) -> dict:
     Raises:
         UsageError: the graph cannot be read, or not counted.
     """
+    if is_split(path):
+        return _work_of_parts(path, float_bytes)
     if path.is_dir():
         from sam3_utils import checkpoint, text_graph  # torch, which a host with an NPU need not have
 

@@ -6,11 +6,16 @@ import json
 import os
 import platform
 import re
+import subprocess
+import sys
+import tempfile
 import time
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
-from sam3_utils.cli import UsageError
+from sam3_utils.cli import CheckFailed, UsageError
+from sam3_utils.stages import seconds_by_stage
 
 
 @dataclass(frozen=True)
@@ -38,50 +43,59 @@ CHIPS = {
     # cube_core_cnt=20 at cube_freq=1500 with ddr_rate=32. Published bandwidths lie between 400 and 1200 GB/s.
     "Ascend910B4": Chip(2 * 20 * 16**3 * 1.5e9, "float16", 20 * 32 * 1.5e9, "CANN platform_config/Ascend910B4.ini"),
 }
-GEMM_SIDE = 2048  # large enough for every core of a server, 17 GFLOP
-GEMM_RUNS = 10
+# (rows, inner, columns): square, large enough for every core of a server, and the MLP of facebook/sam3's ViT.
+GEMM_SHAPES = ((2048, 2048, 2048), (4096, 4096, 4096), (5184, 1024, 4736))
+GEMM_RUNS = 6
 NUMBER = r"[\d.]+(?:[eE][+-]?\d+)?"
 
 
-def measured_cpu(runtime: str) -> Chip:
-    """This machine's CPU, its peak being the fastest of several float32 matrix products.
+def _products(runtime: str, dtype: str):
+    """(FLOP, a function that computes them) for each of `GEMM_SHAPES`, by the library that runs the model.
 
-    What else runs on the machine only makes them slower, hence the fastest. The products are done by the library that
-    runs the model: numpy's reach half of ONNX Runtime's where its BLAS does not know the CPU.
-
-    Args:
-        runtime: "torch" or "onnx".
+    numpy's products reach half of ONNX Runtime's where its BLAS does not know the CPU. OpenVINO multiplies with oneDNN,
+    as PyTorch does.
     """
     import numpy as np
 
-    matrix = np.random.default_rng(0).random((GEMM_SIDE, GEMM_SIDE), dtype=np.float32)
-    if runtime == "torch":
-        import torch
+    for rows, inner, columns in GEMM_SHAPES:
+        rng = np.random.default_rng(0)
+        pair = [rng.random(shape, dtype=np.float32) for shape in ((rows, inner), (inner, columns))]
+        if runtime == "onnx":
+            import onnx
+            import onnxruntime
 
-        tensor = torch.from_numpy(matrix)
+            text = (
+                f'<ir_version: 8, opset_import: ["": 17]> product (float[{rows},{inner}] a, float[{inner},{columns}] b)'
+                f" => (float[{rows},{columns}] c) {{ c = MatMul (a, b) }}"
+            )
+            session = onnxruntime.InferenceSession(
+                onnx.parser.parse_model(text).SerializeToString(), providers=["CPUExecutionProvider"]
+            )
+            multiply = partial(session.run, None, dict(zip("ab", pair)))
+        else:
+            import torch
 
-        def multiply():
-            return tensor @ tensor
-    else:
-        import onnx
-        import onnxruntime
+            multiply = partial(torch.matmul, *(torch.from_numpy(array).to(getattr(torch, dtype)) for array in pair))
+        yield 2 * rows * inner * columns, multiply
 
-        shape = f"float[{GEMM_SIDE},{GEMM_SIDE}]"
-        text = f'<ir_version: 8, opset_import: ["": 17]> product ({shape} x) => ({shape} y) {{ y = MatMul (x, x) }}'
-        session = onnxruntime.InferenceSession(
-            onnx.parser.parse_model(text).SerializeToString(), providers=["CPUExecutionProvider"]
-        )
 
-        def multiply():
-            return session.run(None, {"x": matrix})
+def measured_cpu(runtime: str, dtype: str) -> Chip:
+    """This machine's CPU, its peak being the fastest of several matrix products.
 
-    seconds = []
-    for _ in range(GEMM_RUNS):
-        started = time.perf_counter()
-        multiply()
-        seconds.append(time.perf_counter() - started)
-    source = f"the fastest of {GEMM_RUNS} products of {GEMM_SIDE} x {GEMM_SIDE} matrices, {runtime}, in this run"
-    return Chip(2 * GEMM_SIDE**3 / min(seconds), "float32", None, source)
+    What else runs on the machine only makes them slower, hence the fastest.
+
+    Args:
+        runtime: "torch", "openvino" or "onnx". dtype: "float32", or what the first two compute in.
+    """
+    rates = []
+    for flops, multiply in _products(runtime, dtype):
+        for _ in range(GEMM_RUNS):
+            started = time.perf_counter()
+            multiply()
+            rates.append(flops / (time.perf_counter() - started))
+    library = "ONNX Runtime" if runtime == "onnx" else "PyTorch"
+    source = f"the fastest of {len(rates)} products of {len(GEMM_SHAPES)} shapes by {library} in this run"
+    return Chip(max(rates), dtype, None, source)
 
 
 def bounds(chip: Chip, flops: float, least_bytes: float) -> dict:
@@ -126,27 +140,54 @@ def prepared_feeds(shapes, batch: int) -> dict:
 
 
 def measure(model, batch: int, loop: int, warmup_count: int) -> dict[str, list[float]]:
-    """Time `loop` batches after `warmup_count` others.
+    """Time `loop` batches after `warmup_count` others, each with new pictures and a new phrase: nothing is remembered.
 
     Args:
         model: from `backends.open_model`.
 
     Returns:
         Milliseconds of each loop. "infer": the wall time of `model.infer`, which checks what goes in and comes out,
-        and for an OM copies it to the NPU and back. For an OM also "NPU compute", `sessions.OmSession.compute_times`.
+        and for an OM copies it to the NPU and back. Of a model that has stages also these, such as "vision". For an OM
+        also "NPU compute", `sessions.OmSession.compute_times`.
     """
+    import numpy as np
     from tqdm import trange
 
     feeds = prepared_feeds(model.shapes, batch)
-    milliseconds = []
-    for _ in trange(warmup_count + loop, unit="batch", disable=None):
+    milliseconds: dict[str, list[float]] = {"infer": []}
+    for index in trange(warmup_count + loop, unit="batch", disable=None):
+        feeds["pixel_values"] = np.roll(feeds["pixel_values"], 1, axis=-1)
+        feeds["input_ids"] = feeds["input_ids"] * (feeds["input_ids"] < 1) + feeds["attention_mask"] * (index + 1)
+        before = seconds_by_stage()
         started = time.perf_counter()
         model.infer(feeds)
-        milliseconds.append(1000 * (time.perf_counter() - started))
-    measured = {"infer": milliseconds[warmup_count:]}
-    if model.runtime == "om":
+        seconds = {"infer": time.perf_counter() - started}
+        seconds |= {name: value - before.get(name, 0) for name, value in seconds_by_stage().items() if name != "model"}
+        for name, value in seconds.items():
+            milliseconds.setdefault(name, []).append(1000 * value)
+    measured = {name: values[-loop:] for name, values in milliseconds.items()}
+    if hasattr(model, "compute_times") and model.runtime == "om":
         measured["NPU compute"] = model.compute_times()[-loop:]
     return measured
+
+
+def end_to_end(arguments: list[str]) -> dict:
+    """Run sam3_coco_iou_eval.py with these arguments into a folder that is thrown away; returns its summary.
+
+    Raises:
+        UsageError: it refused them.
+        CheckFailed: it failed.
+    """
+    script = Path(__file__).resolve().parent.parent / "sam3_coco_iou_eval.py"
+    with tempfile.TemporaryDirectory() as folder:
+        result = subprocess.run(
+            [sys.executable, str(script), *arguments, "--output_dir", folder, "--overwrite"],
+            stdout=subprocess.DEVNULL, stderr=None if sys.stderr.isatty() else subprocess.PIPE, text=True,
+        )  # fmt: skip
+        if result.returncode:
+            reason = (result.stderr or "see above").strip().splitlines()[-1].removeprefix(f"{script.name}: error: ")
+            raise (UsageError if result.returncode == 2 else CheckFailed)(reason)
+        return json.loads((Path(folder) / "summary.json").read_text(encoding="utf-8"))
 
 
 def latency_row(name: str, milliseconds: list[float], batch: int) -> dict:

@@ -28,7 +28,7 @@ def stage(name: str) -> Iterator[None]:
 def seconds_by_stage() -> dict[str, float]:
     """Seconds of each stage since the process started. Pictures are decoded and prepared in threads while the model
     computes, so that the sum may exceed the wall time."""
-    return {name: round(value, 3) for name, value in _seconds.items()}
+    return dict(_seconds)
 
 
 def peak_memory_mib() -> int:
