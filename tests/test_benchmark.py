@@ -74,7 +74,7 @@ def runs(tmp_path_factory, onnx_path, converted):
 @pytest.mark.parametrize("runtime, batch", [("torch", 1), ("onnx", 3), ("om", 2)])
 def test_latencies_and_fps_follow_from_the_single_runs_on_record(runs, runtime, batch):
     printed, record = runs[runtime]
-    names = ["infer", "NPU compute"] if runtime == "om" else ["infer"]
+    names = ["infer"] + {"om": ["NPU compute"], "torch": ["vision", "text and detector"]}.get(runtime, [])
     assert [row["name"] for row in record["measurements"]] == names and set(record["milliseconds"]) == set(names)
     for row in record["measurements"]:
         times = record["milliseconds"][row["name"]]
@@ -87,7 +87,8 @@ def test_latencies_and_fps_follow_from_the_single_runs_on_record(runs, runtime, 
         assert figures[:2] == [str(batch), str(LOOPS)] and figures[2] == f"{row['median_ms']:.2f}"
         assert figures[5] == f"{row['fps']:.4f}"
     # ais_bench's figures leave the copies out: for README only the row that compares with them.
-    assert [row[2:4] for row in markdown(printed.stdout)] == [[str(batch), f"{record['measurements'][-1]['fps']:.4f}"]]
+    shown = record["measurements"][-1 if runtime == "om" else 0]
+    assert [row[2:4] for row in markdown(printed.stdout)] == [[str(batch), f"{shown['fps']:.4f}"]]
 
 
 def test_an_om_s_compute_time_leaves_the_copies_out(runs):
@@ -142,10 +143,46 @@ def test_float16_weights_shared_by_a_batch_are_moved_as_such(runs):
 def test_a_cpu_s_peak_is_measured_in_the_same_run(runs, runtime):
     printed, record = runs[runtime]
     bound = record["roofline"]
-    assert bound["dtype"] == "float32" and runtime in bound["source"] and bound["bandwidth_fps"] is None
+    library = {"torch": "PyTorch", "onnx": "ONNX Runtime"}[runtime]
+    assert bound["dtype"] == "float32" and library in bound["source"] and bound["bandwidth_fps"] is None
     assert 1e9 < bound["peak"] < 1e14  # between a slow core and more than any CPU has
     share = record["measurements"][0]["fps"] / bound["compute_fps"]
     assert re.search(rf"^infer .* {100 * share:.1f}%$", printed.stdout, re.MULTILINE)
+
+
+def test_a_split_model_is_timed_stage_by_stage_and_remembers_nothing(tmp_path):
+    folder = tmp_path / "model"
+    more = ("--target_device", "300I", "--model_path", TINY, "--output_dir", folder, "--verify", "never")
+    assert run_script("sam3_export_onnx.py", *more, "--layout", "split").returncode == 0
+    report = tmp_path / "report.json"
+    result = run_script("sam3_benchmark.py", "--model_path", folder, "--loop", LOOPS, "--report", report)
+    assert result.returncode == 0, result.stderr
+    record = json.loads(report.read_text())
+    assert [row["name"] for row in record["measurements"]] == ["infer", "text", "vision", "detector"]
+    times = record["milliseconds"]
+    for whole, *stages in zip(*(times[name] for name in ("infer", "text", "vision", "detector"))):
+        assert min(stages) > 0 and sum(stages) <= whole  # a remembered picture would cost nothing
+    assert record["manifest"]["layout"] == "split" and len(record["work"]["graph"]) == 3
+    assert len(markdown(result.stdout)) == 1
+
+
+def test_an_evaluation_is_timed_from_file_to_result(tmp_path, onnx_path, demo_data):
+    report = tmp_path / "report.json"
+    more = ("--processor_path", TINY, "--coco_root", demo_data, "--max_samples", 3, "--report", report)
+    result = run_script("sam3_benchmark.py", "--model_path", onnx_path, *more)
+    assert result.returncode == 0, result.stderr
+    summary = json.loads(report.read_text())["summary"]
+    pairs = summary["samples"] + summary["presence"]["absent"]
+    assert f"{pairs} pairs of picture and phrase in {summary['seconds']:.1f} s: {pairs / summary['seconds']:.3f} a" in (
+        result.stdout
+    )
+    assert set(summary["seconds_by_stage"]) == {"decode", "prepare", "model", "masks and IoU", "write"}
+    assert f"peak memory: {summary['peak_memory_mib']} MiB" in result.stdout
+    refused = run_script("sam3_benchmark.py", "--model_path", onnx_path, *more[:1], TINY, "--coco_root", tmp_path)
+    assert str(tmp_path) in error_line(refused)
+    assert "give --model_path and --processor_path" in error_line(
+        run_script("sam3_benchmark.py", "--model_path", onnx_path, "--coco_root", demo_data)
+    )
 
 
 def test_facebook_sam3_s_bounds_are_those_of_the_published_peaks():

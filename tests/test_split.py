@@ -146,7 +146,7 @@ def test_parts_that_do_not_belong_together_are_refused(folder, tmp_path):
     for name, value in (("start", 0), ("end", 32), ("axis", 2)):
         model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([value]), name))
     onnx.save(model, tmp_path / "sam3_text.onnx")
-    with pytest.raises(UsageError, match="its parts belong to different models, sam3_detector.onnx differs in C"):
+    with pytest.raises(UsageError, match="its parts belong to different models, sam3_text.onnx differs in C"):
         open_model(tmp_path)
 
 
