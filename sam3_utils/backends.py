@@ -50,7 +50,10 @@ def open_model(path: Path, device: str | None = None, dtype: str = "float32", im
         if (path / "sam3.onnx").is_file() and not (path / "config.json").exists():
             raise UsageError(f"{path}: a folder of an exported model; name its file, {path / 'sam3.onnx'}")
         return TorchModel(path, "cpu" if device is None else device, dtype, image_size)
-    if device == "auto":
+    graphs = split_parts(path).values() if split else [path]
+    if device == "auto" and all(file.suffix == ".onnx" for file in graphs):
+        if dtype != "float32":
+            raise UsageError(f"--dtype {dtype}: --device auto chooses the type itself; leave --dtype out")
         device, dtype = fastest_cpu()
     if dtype != "float32" and (device, dtype) != ("openvino", "bfloat16"):
         raise UsageError(

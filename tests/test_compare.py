@@ -240,7 +240,7 @@ def test_a_single_shifted_mask_fails(run, tapped, tmp_path, images, processor):
     code, record = run(tapped, tmp_path / "faulty.om")
     assert code == 1
     assert {"mask IoU", "mask shift (cells)"} <= set(failed(record))
-    assert record["mask_shift"]["min"] == 0 and 0.8 <= record["mask_shift"]["max"] <= 1.5
+    assert record["mask_shift"]["min"] <= 1e-6 and 0.8 <= record["mask_shift"]["max"] <= 1.5
 
 
 def test_the_sample_that_agrees_least_is_kept_for_the_picture(tapped, processor, demo_data):
@@ -466,7 +466,9 @@ def test_the_script_draws_the_demo_pictures_once_and_reports(tmp_path, tapped):
     result = run_script("sam3_compare.py", *arguments, "--report", tmp_path / "r" / "report.json", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines()[-1] == "PASS"
-    assert max(map(len, (line for line in result.stdout.splitlines() if str(tmp_path) not in line))) <= 100
+    paths = (str(tmp_path), str(tapped))
+    lines = [line for line in result.stdout.splitlines() if not any(path in line for path in paths)]
+    assert max(map(len, lines)) <= 100
     record = json.loads((tmp_path / "r" / "report.json").read_text())
     assert record["pictures"] == compare.DEMO_PICTURES and record["samples"] >= 40
     assert {sample.segmentations == () for sample in compare.demo_samples(tmp_path / compare.DEMO_ROOT)} == {

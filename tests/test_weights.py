@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from conftest import TINY, run_script
+from make_om import make_om
 from onnx import numpy_helper
 
 from sam3_utils import graph, ort_graph, sessions, weights
@@ -132,6 +133,16 @@ def test_auto_chooses_by_what_the_cpu_and_the_environment_have(monkeypatch, tmp_
     monkeypatch.setattr(sessions.importlib.util, "find_spec", lambda name: installed or None)
     assert sessions.fastest_cpu() == choice
     assert f"--device auto: {choice[0]}, {choice[1]} (" in caplog.text
+
+
+def test_auto_is_for_onnx_files_and_chooses_the_type_itself(onnx_path, tmp_path):
+    make_om(onnx_path, tmp_path / "sam3.om", 1)
+    with pytest.raises(UsageError, match="--device auto: an .om runs on one NPU id"):
+        open_model(tmp_path / "sam3.om", "auto")
+    with pytest.raises(UsageError, match="--device auto: .* runs on one of cpu, cuda:0"):
+        open_model(TINY, "auto")
+    with pytest.raises(UsageError, match="--dtype bfloat16: --device auto chooses the type itself"):
+        open_model(onnx_path, "auto", "bfloat16")
 
 
 def test_openvino_that_is_not_installed_is_refused_with_the_remedy(monkeypatch, onnx_path):
