@@ -3,9 +3,10 @@
 """PyTorch, ONNX Runtime and OM behind one interface: `open_model(path, device)`, then `infer(feeds)`.
 
 Every backend has `shapes` (`contract.ModelShapes`), `runtime` ("torch", "onnx", "openvino" or "om"), `device` (as it is
-in use), `precision`, `taps` (which of `contract.TAPS` it offers), `infer(feeds, taps=())` and `close()`. Feeds and
-results are numpy arrays by the contract's names; results are float32 whatever the runtime computes in. Taps come back
-beside the outputs, and only those that are asked for.
+in use), `precision`, `taps` (which of `contract.TAPS` it offers), `batch_size` (what it computes at once where nobody
+asks for another: what an OM was compiled for, otherwise 1), `infer(feeds, taps=())` and `close()`. Feeds and results
+are numpy arrays by the contract's names; results are float32 whatever the runtime computes in. Taps come back beside
+the outputs, and only those that are asked for.
 
 `exemplars` says how many boxes a list of `contract.BOXES`, the two optional feeds, may hold; None: any number.
 """
@@ -49,6 +50,8 @@ def open_model(path: Path, device: str | None = None, dtype: str = "float32", im
     if path.is_dir() and not split:
         if (path / "sam3.onnx").is_file() and not (path / "config.json").exists():
             raise UsageError(f"{path}: a folder of an exported model; name its file, {path / 'sam3.onnx'}")
+        if (path / "sam3_vision.onnx").is_file():
+            raise UsageError(f"{path}: a split export that was not finished, without {SPLIT_MANIFEST}; export it again")
         return TorchModel(path, "cpu" if device is None else device, dtype, image_size)
     graphs = split_parts(path).values() if split else [path]
     if device == "auto" and all(file.suffix == ".onnx" for file in graphs):
@@ -90,6 +93,11 @@ def is_split(path: Path) -> bool:
     return (path / SPLIT_MANIFEST).is_file() or (path.suffix == ".json" and path.is_file())
 
 
+def is_om(path: Path) -> bool:
+    """Does this model run on an NPU id: an OM, or a split model of OMs?"""
+    return (split_parts(path)["vision"] if is_split(path) else path).suffix == ".om"
+
+
 def split_parts(path: Path) -> dict[str, Path]:
     """part -> file of a split model.
 
@@ -129,7 +137,7 @@ class TorchModel:
     Pictures are encoded one by one, and one that follows itself, also from one call to the next, only once.
     """
 
-    runtime, taps, exemplars = "torch", contract.TAPS, None
+    runtime, taps, exemplars, batch_size = "torch", contract.TAPS, None, 1
 
     def __init__(self, path: Path, device: str, dtype: str, image_size: int | None = None):
         import torch
@@ -225,6 +233,7 @@ class GraphModel:
             self.close()
             raise
         self.shapes = _shapes(sizes, sizes["N"])
+        self.batch_size = sizes["N"] or 1
         self.runtime, self.device, self.precision = session.runtime, session.device, session.precision
         self.taps = tuple(name for name in contract.TAPS if name in session.outputs)
 
@@ -283,6 +292,7 @@ class SplitModel:
         }
         self.exemplars = sizes.get("K", 0)
         self.shapes = _shapes(sizes, None)
+        self.batch_size = self._rows or 1
         first = self._sessions["vision"]
         self.runtime, self.device = first.runtime, first.device
         words = (word for session in self._sessions.values() for word in session.precision.split(", "))
@@ -377,6 +387,10 @@ class SplitModel:
             outputs = self.detect(levels, *(array[start:end] for array in (texts, masks, *boxes)))
             parts.append(outputs | {name: np.repeat(levels[name], end - start, axis=0) for name in taps})
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    def compute_times(self) -> dict[str, list[float]]:
+        """part -> see `OmSession.compute_times`."""
+        return {part: session.compute_times() for part, session in self._sessions.items()}
 
     def close(self) -> None:
         """Free the models' memory, or their places on the device."""

@@ -298,16 +298,16 @@ def read_manifest(path: Path, hashes: dict[str, str], name: str) -> dict | None:
 
     Args:
         path: the model; an ONNX file has export_report.json beside it, an OM `<stem>.manifest.json`, a checkpoint none.
-            A split model of OMs has one for each; that of the detector speaks for the others.
+            A split model of OMs has one for each: the answer is the detector's, and all of them as "parts".
         hashes: the SHA-256 of each of the model's files.
         name: the model, for the warning.
     """
     if is_split(path):
-        detector = split_parts(path)["detector"]
-        if detector.suffix == ".om":
-            path, hashes = detector, {detector.name: hashes[detector.name]}
-        else:
-            path = detector
+        parts = split_parts(path)
+        path = parts["detector"]
+        if path.suffix == ".om":
+            found = {part: read_manifest(file, {file.name: hashes[file.name]}, name) for part, file in parts.items()}
+            return None if None in found.values() else found["detector"] | {"parts": found}
     if path.is_dir():
         return None
     manifest = path.with_name("export_report.json" if path.suffix == ".onnx" else f"{path.stem}.manifest.json")

@@ -15,7 +15,8 @@ Reads:  ./sam3_onnx_${TARGET_DEVICE}/: sam3.onnx with its weights, keep_dtype.cf
         export its graphs, their lists and split.json
 Writes: ./sam3_om/sam3_${TARGET_DEVICE}_bs${BATCH_SIZE}.om, or with ATC's ending _linux_<arch> before .om;
         beside it <name>.manifest.json, and sam3_${TARGET_DEVICE}_bs${BATCH_SIZE}.log with all that ATC said (of a
-        failed run: .failed.log); of a split export sam3_vision_${TARGET_DEVICE}_bs1 and sam3_text_..._bs1 once,
+        failed run: .failed.log); of a split export sam3_vision_${TARGET_DEVICE}_bs1 and sam3_text_..._bs1 once (what
+        is there from the same files by the same command and CANN is kept, also with --overwrite),
         sam3_detector_${TARGET_DEVICE}_bs${BATCH_SIZE}, and sam3_split_${TARGET_DEVICE}_bs${BATCH_SIZE}.json, which
         --model_path takes for the three
 Exit:   0 all batch sizes compiled, 1 ATC failed, 2 wrong usage.
@@ -332,13 +333,21 @@ def plan(graphs: dict[str, Path], args, target: str, batches: list[int], soc: st
     return jobs
 
 
-def is_made(job: Job, hashes: dict[str, str]) -> bool:
-    """Is the OM of a part that all batch sizes share there, from the same graph, by the same command?"""
+def is_made(job: Job, facts: dict) -> bool:
+    """Is the OM of a part that all batch sizes share there, from the same files by the same command and CANN?
+
+    Args:
+        facts: what the manifest of a new one would say. The command alone names lists whose content may have changed.
+    """
+
+    def source(manifest):
+        lists = (manifest[name] and manifest[name]["sha256"] for name in ("keep_dtype", "fusion_switch"))
+        return manifest["command"], manifest["onnx"]["sha256"], *lists, manifest["versions"]["cann"]
+
     for om in existing(job.name):
         with suppress(OSError, ValueError, KeyError, TypeError):
             manifest = json.loads(om.with_suffix(".manifest.json").read_text(encoding="utf-8"))
-            wanted = (job.command, hashes, files.sha256(om))
-            if (manifest["command"], manifest["onnx"]["sha256"], manifest["om"]["sha256"]) == wanted:
+            if source(manifest) == source(facts) and manifest["om"]["sha256"] == files.sha256(om):
                 return True
     return False
 
@@ -351,12 +360,12 @@ def write_split_manifest(jobs: list[Job], target: str, batch: int) -> None:
     print(f"{path}: the model of {len(used)} files, for --model_path", flush=True)
 
 
-def convert(name: str, command: list[str], facts: dict, lock) -> None:
-    """Compile one OM and write its manifest.
+def convert(name: str, facts: dict, lock) -> None:
+    """Compile one OM by the command in `facts` and write its manifest.
 
     Args:
         name: the OM's name without ending.
-        facts: what the manifest says beside the command, ATC's warnings, the time and the OM itself.
+        facts: what the manifest says beside ATC's warnings, the time and the OM itself.
 
     Raises:
         CheckFailed: ATC failed.
@@ -365,7 +374,7 @@ def convert(name: str, command: list[str], facts: dict, lock) -> None:
     log_path, folder = OUTPUT / f"{name}.failed.log", OUTPUT / ".converting"
     started, clock = datetime.now(UTC), time.perf_counter()
     logger.info("%s: ATC starts, which may take long; its output goes to %s too", name, OUTPUT / f"{name}.log")
-    code, output = run_atc(command, folder, log_path, lock)
+    code, output = run_atc(facts["command"], folder, log_path, lock)
     written = check_outcome(code, output, folder, log_path)
     slow = list(dict.fromkeys(atc.AI_CPU.findall(output)))
     if slow:
@@ -374,7 +383,6 @@ def convert(name: str, command: list[str], facts: dict, lock) -> None:
         logger.warning("%s holds host code: it runs on %s only", written.name, written.stem.removeprefix(f"{name}_"))
     seconds = time.perf_counter() - clock
     manifest = facts | {
-        "command": command,
         "started": started.isoformat(timespec="seconds"),
         "seconds": round(seconds, 1),
         "om": {"name": written.name, "sha256": files.sha256(written), "bytes": written.stat().st_size},
@@ -408,17 +416,6 @@ def main(argv=None) -> int:
     OUTPUT.mkdir(mode=0o750, exist_ok=True)
     with exclusive(OUTPUT) as lock:
         hashes = {part: {path.name: files.sha256(path) for path in paths} for part, paths in sources.items()}
-        shared = [job for job in jobs if job.part not in ("single", "detector")]
-        made = [] if args.overwrite else [job for job in shared if is_made(job, hashes[job.part])]
-        for job in made:
-            logger.info("%s: there already, from the same graph by the same command", existing(job.name)[0])
-        todo = [job for job in jobs if job not in made]
-        present = [str(path) for job in todo for path in existing(job.name)]
-        if present and not args.overwrite:
-            raise UsageError(f"{', '.join(present)}: there already; --overwrite replaces, BATCH_SIZE chooses others")
-        if any(job in todo for job in shared):  # no manifest may name parts of two exports
-            for old in OUTPUT.glob(f"sam3_split_{target}_bs*.json"):
-                old.unlink()
         fusion_switch = KIT / "fusion_switch.cfg" if target != "300I" else None
         facts = {
             "export": report,
@@ -428,15 +425,32 @@ def main(argv=None) -> int:
             "fusion_switch": fusion_switch and {"path": str(fusion_switch), "sha256": files.sha256(fusion_switch)},
             "versions": versions() | {"cann": cann_version()},
         }
-        done = []
-        for job in todo:
-            own = {
+        facts_of = {
+            job.name: facts
+            | {
+                "command": job.command,
                 "onnx": {"path": str(job.onnx_path), "sha256": hashes[job.part]},
                 "keep_dtype": job.keep_list and {"path": str(job.keep_list), "sha256": files.sha256(job.keep_list)},
                 "batch_size": job.batch,
             }
+            for job in jobs
+        }
+        shared = [job for job in jobs if job.part not in ("single", "detector")]
+        # Also with --overwrite: compiled again they would be the same, and the other batch sizes would lose theirs.
+        made = [job for job in shared if is_made(job, facts_of[job.name])]
+        for job in made:
+            logger.info("%s: there already, from the same files by the same command", existing(job.name)[0])
+        todo = [job for job in jobs if job not in made]
+        present = [str(path) for job in todo for path in existing(job.name)]
+        if present and not args.overwrite:
+            raise UsageError(f"{', '.join(present)}: there already; --overwrite replaces, BATCH_SIZE chooses others")
+        if any(job in todo for job in shared):  # no manifest may name parts of two exports
+            for old in OUTPUT.glob(f"sam3_split_{target}_bs*.json"):
+                old.unlink()
+        done = []
+        for job in todo:
             try:
-                convert(job.name, job.command, facts | own, lock)
+                convert(job.name, facts_of[job.name], lock)
             except CheckFailed as error:
                 raise CheckFailed(f"{error}. Compiled before it: {', '.join(done) or 'none'}") from None
             done.append(job.name)

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 from sam3_utils import files, graph
-from sam3_utils.backends import is_split, split_parts
+from sam3_utils.backends import is_om, is_split, split_parts
 from sam3_utils.cli import UsageError
 from sam3_utils.contract import INPUTS, SPLIT
 
@@ -117,13 +117,14 @@ def least_bytes(model, batch: int, float_bytes: int | None = None) -> int:
 
 
 def stage_flops(work: dict, stage: str) -> float:
-    """The part of `work_of`'s FLOPs that falls into a stage of `stages`; all of them for what is not a stage."""
+    """The part of `work_of`'s FLOPs that falls into a stage, such as "vision" or "vision, NPU"; all of them for what is
+    not a stage."""
     vision, text = (
         sum(flops for name, flops in work["parts"].items() if name.startswith(prefix)) for prefix in ("vision", "text")
     )
     rest = work["flops"] - vision - text
     return {"vision": vision, "text": text, "detector": rest, "text and detector": text + rest}.get(
-        stage, work["flops"]
+        stage.partition(",")[0], work["flops"]
     )
 
 
@@ -132,12 +133,14 @@ def graph_of(model_path: Path | None, manifest: dict | None) -> Path | None:
 
     Args:
         manifest: what was written beside the model. An OM's names the ONNX file it was compiled from, which counts if
-            it is still that file.
+            it is still that file; those of a split model's OMs name the parts of a split export, whose folder it is.
     """
-    if model_path is None or model_path.suffix not in (".om", ".json"):
+    if model_path is None or not is_om(model_path):
         return model_path
-    if model_path.suffix == ".json":  # of OMs; each has a manifest of its own
-        return None
+    if is_split(model_path):
+        manifests = (manifest or {}).get("parts", {})
+        graphs = [graph_of(om, manifests.get(part)) for part, om in split_parts(model_path).items()]
+        return None if None in graphs else graphs[0].parent
     named = (manifest or {}).get("onnx")
     if not named:
         return None

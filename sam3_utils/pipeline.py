@@ -83,13 +83,13 @@ def _prepared(processor, path: Path, size: tuple[int, int]) -> np.ndarray:
 
 
 def batch_size_for(model, asked: int | None) -> int:
-    """The batch to use: an OM's own; otherwise as asked, or 1.
+    """The batch to use: as asked, or the model's own `batch_size`.
 
     Raises:
         UsageError: the OM was compiled for another batch.
     """
     if asked is None:
-        return model.shapes.batch or 1
+        return model.batch_size
     if model.shapes.batch not in (None, asked):
         raise UsageError(
             f"--batch_size {asked}: the model was compiled for batches of {model.shapes.batch}; "

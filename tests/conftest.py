@@ -61,6 +61,20 @@ def exported(tmp_path_factory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
+def exported_split(tmp_path_factory) -> dict[str, Path]:
+    """The tiny checkpoint in the split layout for both target devices: device -> folder."""
+    folders = {}
+    for device in ("300I", "800I"):
+        folders[device] = tmp_path_factory.mktemp("split") / f"sam3_onnx_{device}"
+        result = run_script(
+            "sam3_export_onnx.py", "--target_device", device, "--model_path", TINY, "--output_dir", folders[device],
+            "--layout", "split", "--verify", "never",
+        )  # fmt: skip
+        assert result.returncode == 0, result.stderr
+    return folders
+
+
+@pytest.fixture(scope="session")
 def onnx_path(exported) -> Path:
     return exported["300I"] / "sam3.onnx"
 

@@ -7,29 +7,17 @@ import shutil
 
 import numpy as np
 import pytest
-from conftest import ROOT, TINY, error_line, run_script
+from conftest import ROOT, error_line
 from test_convert_om import SOC, convert, failure, listing
 
 from sam3_utils.backends import open_model
-from sam3_utils.compare import random_feeds
-
-
-@pytest.fixture(scope="module")
-def split(tmp_path_factory):
-    """device -> folder of a split export."""
-    folders = {device: tmp_path_factory.mktemp("export") / f"sam3_onnx_{device}" for device in ("300I", "800I")}
-    for device, folder in folders.items():
-        result = run_script(
-            "sam3_export_onnx.py", "--target_device", device, "--model_path", TINY, "--output_dir", folder,
-            "--layout", "split", "--verify", "never",
-        )  # fmt: skip
-        assert result.returncode == 0, result.stderr
-    return folders
+from sam3_utils.compare import random_feeds, read_manifest
+from sam3_utils.files import sha256
 
 
 @pytest.fixture
-def kit(tmp_path, split):
-    for device, folder in split.items():
+def kit(tmp_path, exported_split):
+    for device, folder in exported_split.items():
         shutil.copytree(folder, tmp_path / f"sam3_onnx_{device}")
     return tmp_path
 
@@ -82,7 +70,7 @@ def test_a_second_batch_size_reuses_the_parts_that_do_not_depend_on_it(kit):
     first = (kit / "sam3_om/sam3_vision_300I_bs1.om").stat().st_mtime_ns
     result = convert(kit, batches="4")
     assert result.returncode == 0, result.stderr
-    assert "sam3_vision_300I_bs1.om: there already, from the same graph by the same command" in result.stderr
+    assert "sam3_vision_300I_bs1.om: there already, from the same files by the same command" in result.stderr
     assert (kit / "sam3_om/sam3_vision_300I_bs1.om").stat().st_mtime_ns == first
     assert sorted(path.name for path in (kit / "sam3_om").glob("sam3_split*")) == [
         "sam3_split_300I_bs1.json", "sam3_split_300I_bs4.json",
@@ -99,6 +87,64 @@ def test_parts_of_another_command_are_refused_and_replaced_only_when_asked(kit):
     result = convert(kit, "--precision_mode_v2", "mixed_float16", "--overwrite", batches="4")
     assert result.returncode == 0, result.stderr
     assert [path.name for path in (kit / "sam3_om").glob("sam3_split*")] == ["sam3_split_300I_bs4.json"]
+
+
+def test_an_edited_keep_list_is_not_taken_for_the_one_that_was_compiled(kit):
+    """Its name on the command line is the same, and so is the graph."""
+    keep = kit / "sam3_onnx_800I" / "sam3_vision.keep_dtype.cfg"
+    names = keep.read_text().splitlines()
+    assert len(names) > 1
+    assert convert(kit, device="800I", batches="1").returncode == 0
+    keep.write_text("\n".join(names[1:]) + "\n")
+    line = error_line(convert(kit, device="800I", batches="4"))
+    assert "sam3_vision_800I_bs1.om: there already" in line and "sam3_text" not in line
+    assert convert(kit, "--overwrite", device="800I", batches="4").returncode == 0
+    manifest = json.loads((kit / "sam3_om/sam3_vision_800I_bs1.manifest.json").read_text())
+    assert manifest["keep_dtype"]["sha256"] == sha256(keep)
+    assert not (kit / "sam3_om/sam3_split_800I_bs1.json").exists()  # its detector belonged to the old vision
+
+
+@pytest.mark.parametrize("damage", ("another CANN", "changed OM", "no manifest"))
+def test_a_part_of_unknown_or_other_origin_is_not_reused(kit, damage):
+    assert convert(kit, batches="1").returncode == 0
+    om, more = kit / "sam3_om/sam3_text_300I_bs1.om", {}
+    if damage == "another CANN":
+        (kit / "latest/x86_64-linux").mkdir(parents=True)
+        (kit / "latest/x86_64-linux/ascend_toolkit_install.info").write_text("version=8.5.1\n")
+        more["ASCEND_TOOLKIT_HOME"] = str(kit / "latest")
+    elif damage == "changed OM":
+        om.write_text(om.read_text() + " ")
+    else:
+        om.with_suffix(".manifest.json").unlink()
+    result = convert(kit, batches="4", **more)
+    assert "sam3_text_300I_bs1.om: there already; --overwrite replaces" in error_line(result)
+    assert "ATC start" not in result.stdout and (kit / "sam3_om/sam3_split_300I_bs1.json").is_file()
+
+
+def test_overwriting_one_batch_size_leaves_the_others_usable(kit):
+    assert convert(kit, batches="1 4").returncode == 0
+    vision = (kit / "sam3_om/sam3_vision_300I_bs1.om").stat().st_mtime_ns
+    detector = (kit / "sam3_om/sam3_detector_300I_bs4.om").stat().st_mtime_ns
+    result = convert(kit, "--overwrite", batches="4")
+    assert result.returncode == 0, result.stderr
+    assert (kit / "sam3_om/sam3_vision_300I_bs1.om").stat().st_mtime_ns == vision
+    assert (kit / "sam3_om/sam3_detector_300I_bs4.om").stat().st_mtime_ns > detector
+    for batch in (1, 4):
+        assert open_model(kit / f"sam3_om/sam3_split_300I_bs{batch}.json").batch_size == batch
+
+
+def test_names_with_atc_s_ending_for_host_code_are_followed(kit):
+    result = convert(kit, batches="2", ATC_STANDIN="linux_suffix")
+    assert result.returncode == 0, result.stderr
+    path = kit / "sam3_om/sam3_split_300I_bs2.json"
+    assert json.loads(path.read_text())["detector"] == "sam3_detector_300I_bs2_linux_x86_64.om"
+    assert open_model(path).batch_size == 2
+    result = convert(kit, batches="4")
+    assert result.returncode == 0, result.stderr
+    assert json.loads((kit / "sam3_om/sam3_split_300I_bs4.json").read_text()) == {
+        "vision": "sam3_vision_300I_bs1_linux_x86_64.om", "text": "sam3_text_300I_bs1_linux_x86_64.om",
+        "detector": "sam3_detector_300I_bs4.om",
+    }  # fmt: skip
 
 
 def test_a_detector_that_fails_leaves_no_split_model(kit):
@@ -120,3 +166,15 @@ def test_two_exports_in_one_folder_are_refused(kit):
     (kit / "sam3_onnx_300I" / "sam3.onnx").write_bytes(b"")
     result = convert(kit)
     assert "holds two exports, sam3.onnx and split.json" in error_line(result)
+
+
+def test_the_manifest_of_a_split_om_is_that_of_all_its_parts(kit, caplog):
+    assert convert(kit, batches="2").returncode == 0
+    path = kit / "sam3_om/sam3_split_300I_bs2.json"
+    hashes = {om.name: sha256(om) for om in (kit / "sam3_om").glob("*.om")}
+    found = read_manifest(path, hashes, "candidate")
+    assert found["soc_version"] == "Ascend310P3" and found["batch_size"] == 2 and not caplog.text
+    assert {part: manifest["om"]["name"] for part, manifest in found["parts"].items()} == json.loads(path.read_text())
+    (kit / "sam3_om/sam3_vision_300I_bs1.manifest.json").unlink()
+    assert read_manifest(path, hashes, "candidate") is None
+    assert "candidate: no sam3_vision_300I_bs1.manifest.json beside it" in caplog.text

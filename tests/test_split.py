@@ -16,17 +16,12 @@ from sam3_utils.backends import open_model
 from sam3_utils.cli import UsageError
 from sam3_utils.compare import random_feeds
 from sam3_utils.differences import output_differences
+from sam3_utils.pipeline import batch_size_for
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("split") / "model"
-    result = run_script(
-        "sam3_export_onnx.py", "--target_device", "300I", "--model_path", TINY, "--output_dir", folder,
-        "--layout", "split", "--verify", "never",
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    return folder
+@pytest.fixture
+def folder(exported_split):
+    return exported_split["300I"]
 
 
 @pytest.fixture(scope="module")
@@ -172,6 +167,46 @@ def test_the_export_does_not_mix_layouts(folder, exported):
     assert "holds sam3_vision.onnx, the other layout" in error_line(result)
     result = run_script("sam3_export_onnx.py", *more, "--output_dir", exported["300I"], "--layout", "split")
     assert "holds sam3.onnx, the other layout" in error_line(result)
+
+
+def test_an_interrupted_export_leaves_nothing_that_opens_as_a_model(folder, tmp_path, monkeypatch):
+    """Also over a finished one: its parts and the new ones would be mixed."""
+    import sam3_export_onnx
+    from sam3_utils import graph
+
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    save, saved = graph.save, []
+
+    def interrupted(model, path, *more):
+        if path.name == "sam3_detector.onnx":
+            raise KeyboardInterrupt
+        saved.append(path.name)
+        save(model, path, *more)
+
+    monkeypatch.setattr(graph, "save", interrupted)
+    arguments = ["--target_device", "300I", "--model_path", str(TINY), "--output_dir", str(tmp_path)]
+    with pytest.raises(KeyboardInterrupt):
+        sam3_export_onnx.main([*arguments, "--layout", "split", "--verify", "never"])
+    assert saved == ["sam3_vision.onnx", "sam3_text.onnx"]
+    assert not {"split.json", "export_report.json"} & {path.name for path in tmp_path.iterdir()}
+    with pytest.raises(UsageError, match="a split export that was not finished"):
+        open_model(tmp_path)
+
+
+def test_an_export_that_the_disk_cannot_hold_is_refused_before_it_writes(tmp_path, monkeypatch):
+    import sam3_export_onnx
+
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=5_000_000))
+    arguments = ["--target_device", "300I", "--model_path", str(TINY), "--output_dir", str(tmp_path)]
+    with pytest.raises(UsageError, match=r"0\.0 GB free, 0\.0 GB needed"):
+        sam3_export_onnx.main([*arguments, "--layout", "split"])
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_batch_that_nobody_asks_for_is_the_detector_s(oms, folder):
+    assert batch_size_for(open_model(oms), None) == 4 and batch_size_for(open_model(folder), None) == 1
+    assert batch_size_for(open_model(oms), 3) == 3
 
 
 def test_the_scripts_take_a_split_folder(folder, onnx_path, tmp_path, demo_data):
