@@ -4,9 +4,11 @@
 """Speed of the model alone on any backend, beside what the chip can do at most, with rows for README's table.
 
 A loop is one batch of prepared inputs through the model, without pictures and decoding. "infer" is what a caller waits
-for: for an OM with the copies to and from the NPU. An OM also gets "NPU compute", ais_bench's time without copies. A
-split model and a checkpoint also get their stages: a further phrase on the same picture costs text and detector. fps is
-batch / median; ais_bench itself prints batch / mean. "of peak" is the share of what the chip could do at most.
+for, every picture with a phrase of its own: for an OM with the copies to and from the NPU. An OM also gets "NPU
+compute", ais_bench's time without copies. A checkpoint also gets its stages, and a split model its parts, each timed
+alone: "vision" of one picture, "text" of one phrase, "detector" of --batch_size phrases on one picture. So a further
+phrase on the same picture costs text and its share of the detector. fps is batch / median, for text phrases and for the
+detector pairs a second; ais_bench itself prints batch / mean. "of peak" is the share of what the chip could do at most.
 
 With --coco_root a run of sam3_coco_iou_eval.py is timed instead: from files to results, stage by stage.
 
@@ -31,12 +33,16 @@ from sam3_utils.speed import CHIPS
 
 def parse_args(argv=None):
     parser = make_parser(__doc__)
-    parser.add_argument("--model_path", nargs="+", help="an .om, an .onnx, a split model, or a checkpoint folder")
+    parser.add_argument(
+        "--model_path", nargs="+", help="an .om, an .onnx, a split model (its folder or .json), or a checkpoint folder"
+    )
     parser.add_argument(
         "--device", help="NPU id for an .om (0 if not given); otherwise cpu (if not given), cuda:0, ..."
     )
     parser.add_argument(
-        "--batch_size", type=positive_int, help="pictures at once; not given: an .om's own, otherwise 1"
+        "--batch_size",
+        type=positive_int,
+        help="pictures, or phrases for a detector, at once; not given: an .om's own, otherwise 1",
     )
     parser.add_argument(
         "--dtype",
@@ -52,7 +58,8 @@ def parse_args(argv=None):
     )  # fmt: skip
     parser.add_argument(
         "--onnx_path", type=Path,
-        help="graph to count the work of; not given: the model's own, for an .om the one that its manifest names",
+        help="graph, or split export, to count the work of; not given: the model's own, for an .om the one that its "
+        "manifest names",
     )  # fmt: skip
     parser.add_argument(
         "--ais_bench_summary", type=Path, metavar="FILE",
@@ -69,9 +76,9 @@ def parse_args(argv=None):
 
 def run_model(model_path: Path, args) -> tuple[list[dict], dict]:
     """Open the model and time it: a row for each kind of latency, and what goes on record of the run."""
-    from sam3_utils.backends import open_model
+    from sam3_utils.backends import is_split, open_model
     from sam3_utils.pipeline import batch_size_for
-    from sam3_utils.speed import latency_row, measure
+    from sam3_utils.speed import latency_row, measure, measure_parts
     from sam3_utils.stages import peak_memory_mib
 
     memory = {"before": peak_memory_mib()}
@@ -79,9 +86,13 @@ def run_model(model_path: Path, args) -> tuple[list[dict], dict]:
     memory["opened"] = peak_memory_mib()
     batch = batch_size_for(model, args.batch_size)
     milliseconds = measure(model, batch, args.loop, args.warmup_count)
+    rows = [latency_row(name, times, batch) for name, times in milliseconds.items()]
+    if is_split(model_path):
+        for name, (count, times) in measure_parts(model, batch, args.loop, args.warmup_count).items():
+            rows.append(latency_row(name, times, count))
+            milliseconds[name] = times
     memory["peak"] = peak_memory_mib()
     model.close()
-    rows = [latency_row(name, times, batch) for name, times in milliseconds.items()]
     return rows, {
         "runtime": model.runtime, "device": model.device, "precision": model.precision, "host_memory_mib": memory,
         "milliseconds": milliseconds, "warmup_count": args.warmup_count,
@@ -158,7 +169,8 @@ def print_results(record: dict) -> None:
             )
     for reason in record["not_known"]:
         print(textwrap.fill(f"not known: {reason}", 100))
-    # ais_bench, which the guide's figures come from, leaves the copies out: for an OM only that row compares.
+    # ais_bench, which the guide's figures come from, leaves the copies out: for an OM only that row compares. The parts
+    # of a split model have no such row, only a whole picture compares.
     rows = [row for row in record["measurements"] if row["name"].startswith(("NPU", "ais_bench"))]
     rows = rows or record["measurements"][:1]
     print("\nfor README's table:\n| Chip | Model | Batch size | Speed (fps) | Note |\n|---|---|---|---|---|")
@@ -199,21 +211,22 @@ def main(argv=None) -> int:
     if args.report and args.report.suffix != ".json":
         raise UsageError(f"--report {args.report}: the name must end in .json")
     model_path = one_path(args.model_path, "--model_path") if args.model_path else None
-    on_npu = args.ais_bench_summary or model_path.suffix == ".om" or (args.device or "").startswith(("npu", "cann"))
+    from sam3_utils import files, graph
+    from sam3_utils.backends import describe_model, is_om, is_split, split_parts
+    from sam3_utils.compare import read_manifest
+    from sam3_utils.report import versions
+    from sam3_utils.speed import machine, read_ais_bench
+
+    on_npu = args.ais_bench_summary or is_om(model_path) or (args.device or "").startswith(("npu", "cann"))
     if args.soc_version and not on_npu:
         raise UsageError(f"--soc_version {args.soc_version}: {model_path} does not run on an NPU here; leave it out")
     if args.coco_root:
         if not (model_path and args.processor_path):
             raise UsageError("--coco_root: give --model_path and --processor_path too")
         return run_evaluation(model_path, args)
-    from sam3_utils import files, graph
-    from sam3_utils.backends import describe_model
-    from sam3_utils.compare import read_manifest
-    from sam3_utils.report import versions
-    from sam3_utils.speed import machine, read_ais_bench
-
-    if args.onnx_path:
-        graph.load_structure(args.onnx_path)  # a wrong file is refused before the run, not after it
+    if args.onnx_path:  # a wrong file is refused before the run, not after it
+        for path in split_parts(args.onnx_path).values() if is_split(args.onnx_path) else [args.onnx_path]:
+            graph.load_structure(path)
     if args.report:
         args.report.parent.mkdir(parents=True, exist_ok=True)
     if args.ais_bench_summary:

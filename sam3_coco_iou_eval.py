@@ -29,7 +29,12 @@ OUTPUT_NAMES = ("summary.json", "samples.jsonl", "absent.jsonl", "failed.jsonl",
 
 def parse_args(argv=None):
     parser = make_parser(__doc__)
-    parser.add_argument("--model_path", nargs="+", required=True, help="an .om, an .onnx, or a checkpoint folder")
+    parser.add_argument(
+        "--model_path",
+        nargs="+",
+        required=True,
+        help="an .om, an .onnx, a split model (its folder or .json), or a checkpoint folder",
+    )
     parser.add_argument(
         "--processor_path", type=Path, required=True, help="folder of the processor and tokenizer files"
     )

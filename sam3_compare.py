@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compare two SAM3 models on the same pictures and phrases: where do they differ, and does it matter?
 
-Reference and candidate are each a checkpoint folder, an .onnx or an .om. Both are open at once and each runs batches of
-its own size. Detections are compared query slot by query slot.
+Reference and candidate are each a checkpoint folder, an .onnx, an .om or a split model (its folder or .json). Both are
+open at once and each runs batches of its own size. Detections are compared query slot by query slot.
 
 Example:
     python3 sam3_compare.py --reference ./sam3_model --candidate ./sam3_onnx_300I/sam3.onnx \\

@@ -29,7 +29,12 @@ OUTPUT_NAMES = ("summary.json", "dumps", "work")
 
 def parse_args(argv=None):
     parser = make_parser(__doc__)
-    parser.add_argument("--model_path", nargs="+", required=True, help="an .om, an .onnx, or a checkpoint folder")
+    parser.add_argument(
+        "--model_path",
+        nargs="+",
+        required=True,
+        help="an .om, an .onnx, a split model (its folder or .json), or a checkpoint folder",
+    )
     parser.add_argument(
         "--processor_path", type=Path, required=True, help="folder of the processor and tokenizer files"
     )
@@ -140,6 +145,7 @@ def main(argv=None) -> int:
     args = parse_args(argv)
     model_path = one_path(args.model_path, "--model_path")
     from sam3_utils import saco
+    from sam3_utils.backends import describe_model, is_om
 
     subsets = list(dict.fromkeys(args.subset or saco.SUBSETS))
     unknown = [subset for subset in subsets if subset not in saco.SUBSETS]
@@ -149,14 +155,13 @@ def main(argv=None) -> int:
         path = saco.annotation_path(args.dataset_root / "gt-annotations", subset, "a")
         if not path.is_file():
             raise UsageError(f"{path}: missing; --subset runs some of the seven")
-    default = "0" if model_path.suffix == ".om" else "cpu"
+    default = "0" if is_om(model_path) else "cpu"
     devices = (default if args.device is None else args.device).replace(" ", "").split(",")
     if "" in devices:
         raise UsageError(f"--device {args.device!r}: a name is empty; separate devices by single commas")
     pairs_of = {subset: saco.read_pairs(args.dataset_root, subset) for subset in subsets}
     from tqdm import tqdm
 
-    from sam3_utils.backends import describe_model
     from sam3_utils.checkpoint import load_processor
     from sam3_utils.prompts import encode_phrases
     from sam3_utils.saco_predict import finished_pairs, make_units, merge, rest_of, work_folder

@@ -3,6 +3,7 @@
 """Speed as measured (latencies, ais_bench's own figures) and as it could be: what a chip can do at most."""
 
 import json
+import math
 import os
 import platform
 import re
@@ -139,6 +140,15 @@ def prepared_feeds(shapes, batch: int) -> dict:
     return {"pixel_values": pictures, "input_ids": tokens, "attention_mask": tokens}
 
 
+def phrase(number: int):
+    """Token ids of a phrase, int64 x 32, another one for every number below 2**32; every vocabulary has its ids."""
+    import numpy as np
+
+    from sam3_utils.contract import TEXT_LENGTH
+
+    return 1 + (number >> np.arange(TEXT_LENGTH)) % 2
+
+
 def measure(model, batch: int, loop: int, warmup_count: int) -> dict[str, list[float]]:
     """Time `loop` batches after `warmup_count` others, each with new pictures and a new phrase: nothing is remembered.
 
@@ -147,27 +157,71 @@ def measure(model, batch: int, loop: int, warmup_count: int) -> dict[str, list[f
 
     Returns:
         Milliseconds of each loop. "infer": the wall time of `model.infer`, which checks what goes in and comes out,
-        and for an OM copies it to the NPU and back. Of a model that has stages also these, such as "vision". For an OM
-        also "NPU compute", `sessions.OmSession.compute_times`.
+        and for an OM copies it to the NPU and back. Of a checkpoint also its stages, such as "vision". For an OM also
+        "NPU compute", `sessions.OmSession.compute_times`. The stages of a split model: `measure_parts`.
     """
     import numpy as np
     from tqdm import trange
+
+    from sam3_utils.backends import SplitModel
 
     feeds = prepared_feeds(model.shapes, batch)
     milliseconds: dict[str, list[float]] = {"infer": []}
     for index in trange(warmup_count + loop, unit="batch", disable=None):
         feeds["pixel_values"] = np.roll(feeds["pixel_values"], 1, axis=-1)
-        feeds["input_ids"] = feeds["input_ids"] * (feeds["input_ids"] < 1) + feeds["attention_mask"] * (index + 1)
+        feeds["input_ids"] = np.repeat(phrase(index)[None], batch, axis=0)
         before = seconds_by_stage()
         started = time.perf_counter()
         model.infer(feeds)
         seconds = {"infer": time.perf_counter() - started}
-        seconds |= {name: value - before.get(name, 0) for name, value in seconds_by_stage().items() if name != "model"}
+        if model.runtime == "torch":
+            seconds |= {name: value - before.get(name, 0) for name, value in seconds_by_stage().items()}
         for name, value in seconds.items():
             milliseconds.setdefault(name, []).append(1000 * value)
     measured = {name: values[-loop:] for name, values in milliseconds.items()}
-    if hasattr(model, "compute_times") and model.runtime == "om":
+    if model.runtime == "om" and not isinstance(model, SplitModel):
         measured["NPU compute"] = model.compute_times()[-loop:]
+    return measured
+
+
+def measure_parts(model, batch: int, loop: int, warmup_count: int) -> dict[str, tuple[int, list[float]]]:
+    """Time the parts of a split model: what a picture costs, what a phrase costs, what their pairs cost.
+
+    Args:
+        model: a `backends.SplitModel`.
+        batch: phrases that the detector gets with one picture.
+
+    Returns:
+        name -> (how many at once, milliseconds of each loop): "vision" of one picture, "text" of one phrase, "detector"
+        of `batch` phrases on one picture. Every loop has a new picture and a new phrase: nothing is remembered. Of OMs
+        also "vision, NPU" and so on, `sessions.OmSession.compute_times`, the detector's summed up where `batch` phrases
+        take several runs.
+    """
+    import numpy as np
+    from tqdm import trange
+
+    picture, _, mask = (array[0] for array in prepared_feeds(model.shapes, 1).values())
+    counts = {"vision": 1, "text": 1, "detector": batch}
+    milliseconds: dict[str, list[float]] = {part: [] for part in counts}
+    runs = warmup_count + loop
+    for number in trange(runs, 2 * runs, unit="batch", disable=None):  # `measure` has used the phrases before these
+        picture, tokens = np.roll(picture, 1, axis=-1), phrase(number)
+        clock = [time.perf_counter()]
+        levels = model.encode_picture(picture)
+        clock.append(time.perf_counter())
+        features = model.encode_phrase(tokens, mask)
+        clock.append(time.perf_counter())
+        model.detect(levels, np.repeat(features, batch, axis=0), np.repeat(mask[None], batch, axis=0))
+        clock.append(time.perf_counter())
+        for part, start, end in zip(counts, clock, clock[1:]):
+            milliseconds[part].append(1000 * (end - start))
+    measured = {part: (count, milliseconds[part][-loop:]) for part, count in counts.items()}
+    if model.runtime == "om":
+        times_of = model.compute_times()
+        for part, count in counts.items():
+            calls = math.ceil(count / model.batch_size) if part == "detector" else 1
+            sums = np.reshape(times_of[part][-loop * calls :], (loop, calls)).sum(axis=1)
+            measured[f"{part}, NPU"] = count, sums.tolist()
     return measured
 
 

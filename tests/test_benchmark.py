@@ -15,8 +15,10 @@ import onnx
 import pytest
 from conftest import ROOT, STANDINS, TINY, error_line, run_script
 from make_om import make_om
+from test_convert_om import convert
 
 from sam3_utils import contract, flops, graph, speed
+from sam3_utils.backends import open_model
 from sam3_utils.files import sha256
 
 LOOPS = 4
@@ -150,20 +152,71 @@ def test_a_cpu_s_peak_is_measured_in_the_same_run(runs, runtime):
     assert re.search(rf"^infer .* {100 * share:.1f}%$", printed.stdout, re.MULTILINE)
 
 
-def test_a_split_model_is_timed_stage_by_stage_and_remembers_nothing(tmp_path):
-    folder = tmp_path / "model"
-    more = ("--target_device", "300I", "--model_path", TINY, "--output_dir", folder, "--verify", "never")
-    assert run_script("sam3_export_onnx.py", *more, "--layout", "split").returncode == 0
-    report = tmp_path / "report.json"
-    result = run_script("sam3_benchmark.py", "--model_path", folder, "--loop", LOOPS, "--report", report)
-    assert result.returncode == 0, result.stderr
+def test_a_split_model_is_timed_part_by_part(tmp_path, exported_split, onnx_path):
+    folder, report = exported_split["300I"], tmp_path / "report.json"
+    printed = benchmark("--model_path", folder, "--loop", LOOPS, "--batch_size", 3, "--report", report)
     record = json.loads(report.read_text())
-    assert [row["name"] for row in record["measurements"]] == ["infer", "text", "vision", "detector"]
-    times = record["milliseconds"]
-    for whole, *stages in zip(*(times[name] for name in ("infer", "text", "vision", "detector"))):
-        assert min(stages) > 0 and sum(stages) <= whole  # a remembered picture would cost nothing
+    rows = {row["name"]: row for row in record["measurements"]}
+    assert {name: row["batch"] for name, row in rows.items()} == {"infer": 3, "vision": 1, "text": 1, "detector": 3}
+    for name, row in rows.items():
+        assert len(record["milliseconds"][name]) == row["loops"] == LOOPS
+        assert row["fps"] == pytest.approx(1000 * row["batch"] / row["median_ms"])
     assert record["manifest"]["layout"] == "split" and len(record["work"]["graph"]) == 3
-    assert len(markdown(result.stdout)) == 1
+    # Cut, not added to: the single graph's work, and each part's share by its own graph.
+    assert record["work"]["flops"] == sum(flops.count_flops(graph.load_structure(onnx_path), 1)["parts"].values())
+    for part in contract.SPLIT:
+        own = sum(flops.count_flops(graph.load_structure(folder / f"sam3_{part}.onnx"), 1)["parts"].values())
+        share = rows[part]["fps"] * own / record["roofline"]["peak"]
+        assert re.search(rf"^{part} .* {100 * share:.1f}%$", printed.stdout, re.MULTILINE)
+    assert markdown(printed.stdout)[0][3] == f"{rows['infer']['fps']:.4f}" and len(markdown(printed.stdout)) == 1
+
+
+def test_every_loop_of_a_split_model_runs_every_part_and_nothing_is_remembered(exported_split, monkeypatch):
+    model, runs = open_model(exported_split["300I"]), []
+    for part, session in model._sessions.items():
+        run = session.run
+        monkeypatch.setattr(session, "run", lambda feeds, names, part=part, run=run: runs.append(
+            (part, len(feeds.get("text_features", "x")))) or run(feeds, names))  # fmt: skip
+    speed.measure(model, 2, 2, 1)
+    assert runs == [("text", 1), ("vision", 1), ("detector", 1), ("vision", 1), ("detector", 1)] * 3
+    runs.clear()
+    speed.measure_parts(model, 5, 2, 1)
+    assert runs == [("vision", 1), ("text", 1), ("detector", 5)] * 3
+
+
+def test_phrases_differ_for_every_loop_and_their_tokens_exist_in_a_small_vocabulary():
+    phrases = [speed.phrase(number) for number in range(5000)]
+    assert len({tokens.tobytes() for tokens in phrases}) == 5000
+    assert {int(token) for tokens in phrases for token in tokens} == {1, 2}
+    assert (phrases[0].dtype.name, phrases[0].shape) == ("int64", (contract.TEXT_LENGTH,))
+
+
+def test_a_split_om_is_timed_with_and_without_copies_and_gets_its_chip_s_roofline(tmp_path, exported_split):
+    shutil.copytree(exported_split["300I"], tmp_path / "sam3_onnx_300I")
+    assert convert(tmp_path, batches="2").returncode == 0
+    path, report = tmp_path / "sam3_om" / "sam3_split_300I_bs2.json", tmp_path / "report.json"
+    printed = benchmark("--model_path", path, "--loop", LOOPS, "--batch_size", 3, "--report", report)
+    record = json.loads(report.read_text())
+    names = ["infer", "vision", "text", "detector", "vision, NPU", "text, NPU", "detector, NPU"]
+    assert [row["name"] for row in record["measurements"]] == names
+    times = record["milliseconds"]
+    for part in contract.SPLIT:  # of the detector two runs, for three phrases by two
+        assert len(times[part]) == len(times[f"{part}, NPU"]) == LOOPS
+        assert all(0 < compute < whole for compute, whole in zip(times[f"{part}, NPU"], times[part]))
+    assert record["chip"] == "Ascend310P3" and record["roofline"]["peak"] == pytest.approx(69.47e12, rel=1e-4)
+    assert "not known" not in printed.stdout and "precision_mode_v2=fp16" in printed.stdout
+    assert [row[4] for row in markdown(printed.stdout)] == ["model alone, infer, precision_mode_v2=fp16"]
+    quick("--model_path", path, "--soc_version", "Ascend310P3", "--onnx_path", tmp_path / "sam3_onnx_300I")
+    text = tmp_path / "sam3_onnx_300I" / "sam3_text.onnx"
+    model = onnx.load(text, load_external_data=False)
+    model.doc_string = "another file"
+    text.write_bytes(model.SerializeToString())
+    printed = quick("--model_path", path)
+    assert "gone or another file by now" in printed.stderr
+    assert "not known: the work of a picture: name its graph with --onnx_path" in printed.stdout
+    text.write_text("not onnx")
+    line = error_line(run_script("sam3_benchmark.py", "--model_path", TINY, "--onnx_path", text.parent))
+    assert "sam3_text.onnx: cannot be read as ONNX" in line
 
 
 def test_an_evaluation_is_timed_from_file_to_result(tmp_path, onnx_path, demo_data):

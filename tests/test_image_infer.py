@@ -124,6 +124,24 @@ def test_two_workers_and_npus_give_the_bytes_of_one(quiet_run, tmp_path, onnx_pa
         assert predictions(tmp_path / name) == predictions(quiet_run[0]), name
 
 
+def test_a_split_om_gives_the_predictions_of_the_single_graph(quiet_run, tmp_path, exported_split, dataset):
+    """On the NPU id 0, without --device; the detector takes four phrases of a picture, batches are of two pairs."""
+    for part in ("vision", "text", "detector"):
+        batch = 4 if part == "detector" else 1
+        make_om(exported_split["300I"] / f"sam3_{part}.onnx", tmp_path / f"sam3_{part}.om", batch, pictures=1)
+    path = tmp_path / "sam3_split_300I_bs4.json"
+    path.write_text(json.dumps({part: f"sam3_{part}.om" for part in ("vision", "text", "detector")}))
+    result = infer(path, dataset, tmp_path / "out")
+    assert result.returncode == 0, result.stderr
+    for subset, expected in predictions(quiet_run[0]).items():
+        found = json.loads(prediction_path(tmp_path / "out", subset).read_bytes())
+        assert len(found) == len(json.loads(expected)) > 0
+        for ours, theirs in zip(found, json.loads(expected)):
+            assert (ours["image_id"], ours["category_id"]) == (theirs["image_id"], theirs["category_id"])
+            assert ours["score"] == pytest.approx(theirs["score"], abs=1e-5)
+            assert coco_mask.iou([ours["segmentation"]], [theirs["segmentation"]], [0])[0, 0] >= 0.99
+
+
 def children(pid: int) -> list[int]:
     """Worker processes of a running parent, by /proc."""
     found = []
