@@ -53,7 +53,9 @@ def test_the_first_run_installs_and_the_second_only_starts(kit):
     result, done = run(kit)
     assert result.returncode == 0, result.stderr
     assert done == ["venv", "install requirements.txt", "install requirements-dev.txt"]
-    assert result.stdout.splitlines() == ["run -m ruff check --no-cache .", "run -m pytest -q -n 2 --dist loadfile -k x y"]
+    assert result.stdout.splitlines() == [
+        "run -m ruff check --no-cache .", "run -m pytest -q -n 2 --dist loadfile -k x y",
+    ]  # fmt: skip
     for python in (str(kit.parent / "python"), None):
         result, done = run(kit, PYTHON=python)
         assert result.returncode == 0 and done == []
