@@ -27,15 +27,13 @@ import sys
 import textwrap
 from pathlib import Path
 
-from sam3_utils.cli import UsageError, make_parser, one_path, positive_int, run
+from sam3_utils.cli import UsageError, add_dtype, add_model_path, make_parser, one_path, positive_int, run
 from sam3_utils.speed import CHIPS
 
 
 def parse_args(argv=None):
     parser = make_parser(__doc__)
-    parser.add_argument(
-        "--model_path", nargs="+", help="an .om, an .onnx, a split model (its folder or .json), or a checkpoint folder"
-    )
+    add_model_path(parser, required=False)
     parser.add_argument(
         "--device", help="NPU id for an .om (0 if not given); otherwise cpu (if not given), cuda:0, ..."
     )
@@ -44,12 +42,7 @@ def parse_args(argv=None):
         type=positive_int,
         help="pictures, or phrases for a detector, at once; not given: an .om's own, otherwise 1",
     )
-    parser.add_argument(
-        "--dtype",
-        default="float32",
-        choices=("float32", "bfloat16", "float16"),
-        help="computing type of a checkpoint, or of openvino",
-    )
+    add_dtype(parser, "a checkpoint")
     parser.add_argument("--loop", type=positive_int, default=20, help="timed runs")
     parser.add_argument("--warmup_count", type=positive_int, default=3, help="runs before them, which do not count")
     parser.add_argument(

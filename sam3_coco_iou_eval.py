@@ -21,7 +21,16 @@ import logging
 import time
 from pathlib import Path
 
-from sam3_utils.cli import UsageError, make_parser, one_path, positive_int, run, unit_interval
+from sam3_utils.cli import (
+    UsageError,
+    add_dtype,
+    add_model_path,
+    make_parser,
+    one_path,
+    positive_int,
+    run,
+    unit_interval,
+)
 
 logger = logging.getLogger("sam3_coco_iou_eval")
 OUTPUT_NAMES = ("summary.json", "samples.jsonl", "absent.jsonl", "failed.jsonl", "overlays")
@@ -29,12 +38,7 @@ OUTPUT_NAMES = ("summary.json", "samples.jsonl", "absent.jsonl", "failed.jsonl",
 
 def parse_args(argv=None):
     parser = make_parser(__doc__)
-    parser.add_argument(
-        "--model_path",
-        nargs="+",
-        required=True,
-        help="an .om, an .onnx, a split model (its folder or .json), or a checkpoint folder",
-    )
+    add_model_path(parser, required=True)
     parser.add_argument(
         "--processor_path", type=Path, required=True, help="folder of the processor and tokenizer files"
     )
@@ -44,12 +48,7 @@ def parse_args(argv=None):
     )
     parser.add_argument("--batch_size", type=positive_int, help="samples at once; not given: an .om's own, otherwise 1")
     parser.add_argument("--output_dir", type=Path, default=Path("./coco_iou_results"), help="where results go")
-    parser.add_argument(
-        "--dtype",
-        default="float32",
-        choices=("float32", "bfloat16", "float16"),
-        help="computing type of a checkpoint, or of openvino",
-    )
+    add_dtype(parser, "a checkpoint")
     parser.add_argument(
         "--score_threshold", type=unit_interval, default=0.5,
         help="instances with a higher score x presence count; 0.5 as in the model card's example",

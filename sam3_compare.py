@@ -21,14 +21,14 @@ import textwrap
 import time
 from pathlib import Path
 
-from sam3_utils.cli import UsageError, make_parser, one_path, positive_int, run, unit_interval
+from sam3_utils.cli import UsageError, add_dtype, make_parser, one_path, positive_int, run, unit_interval
 
 logger = logging.getLogger("sam3_compare")
 # What float16 costs the tiny checkpoint on the demo pictures (PyTorch 2.9.0, docs/precision.md), beside each gate; a
 # difference so many times as large has another reason than rounding.
 FLOAT16 = {
     "cosine": 0.99998, "relative difference": 0.0035, "level difference": 0.0007, "mask IoU": 0.9991,
-    "mask shift (cells)": 0.0006, "Mean IoU": 0.9999,
+    "mask shift (cells)": 0.0006, "box IoU": 0.9935, "Mean IoU": 0.9999,
 }  # fmt: skip
 SUSPICIOUS = 9
 
@@ -50,10 +50,7 @@ def parse_args(argv=None):
     parser.add_argument(
         "--batch_size", type=positive_int, help="samples at once, of both; not given: an .om's own, otherwise 1"
     )
-    parser.add_argument(
-        "--dtype", default="float32", choices=("float32", "bfloat16", "float16"),
-        help="computing type of a candidate that is a checkpoint, or runs on openvino",
-    )  # fmt: skip
+    add_dtype(parser, "a candidate that is a checkpoint")
     parser.add_argument(
         "--image_size", type=positive_int,
         help="side of the pictures for those that are checkpoints, a multiple of patch x window",
@@ -73,6 +70,7 @@ def parse_args(argv=None):
         ("max_level_difference", float, 0.05, "the same of each FPN level: what comes after makes it larger"),
         ("min_mask_iou", unit_interval, 0.9, "of the worst mask that both models detect"),
         ("max_mask_shift", float, 0.25, "of the mask furthest out of place, in cells of the mask"),
+        ("min_box_iou", unit_interval, 0.8, "of the worst box of the same detections"),
         ("min_mean_iou", unit_interval, 0.95, "of the two models' merged masks, over all samples"),
         ("max_changed_detections", float, 0.05, "(gained + lost) / the reference's: rounding may flip one in twenty"),
     ):
@@ -150,7 +148,7 @@ def judged(models, paths, sizes, processor, samples, tokens, settings, output_di
         pair, tuple(sizes.values()), processor, samples, tokens, settings["score_threshold"]
     )
     slots = {
-        side: compare.slot_difference(model, sizes[side], processor, samples[0], tokens)
+        side: compare.slot_difference(model, sizes[side], processor, samples, tokens)
         for side, model in zip(models, pair)
         if sizes[side] > 1
     }
@@ -169,6 +167,7 @@ def judged(models, paths, sizes, processor, samples, tokens, settings, output_di
         "detections": compared["detections"],
         "mask_iou": differences.spread(compared["mask_ious"]),
         "mask_shift": differences.spread(compared["mask_shifts"]),
+        "box_iou": differences.spread(compared["box_ious"]),
         "merged_iou": differences.spread(merged),
         "slots": slots,
         "gates": gates,

@@ -21,7 +21,16 @@ import time
 from collections import deque
 from pathlib import Path
 
-from sam3_utils.cli import UsageError, make_parser, one_path, positive_int, run, unit_interval
+from sam3_utils.cli import (
+    UsageError,
+    add_dtype,
+    add_model_path,
+    make_parser,
+    one_path,
+    positive_int,
+    run,
+    unit_interval,
+)
 
 logger = logging.getLogger("sam3_image_infer")
 OUTPUT_NAMES = ("summary.json", "dumps", "work")
@@ -29,12 +38,7 @@ OUTPUT_NAMES = ("summary.json", "dumps", "work")
 
 def parse_args(argv=None):
     parser = make_parser(__doc__)
-    parser.add_argument(
-        "--model_path",
-        nargs="+",
-        required=True,
-        help="an .om, an .onnx, a split model (its folder or .json), or a checkpoint folder",
-    )
+    add_model_path(parser, required=True)
     parser.add_argument(
         "--processor_path", type=Path, required=True, help="folder of the processor and tokenizer files"
     )
@@ -50,12 +54,7 @@ def parse_args(argv=None):
         "--score_threshold", type=unit_interval, default=0.3,
         help="keep instances with a higher score x presence; 0.3 as the official dumps do",
     )  # fmt: skip
-    parser.add_argument(
-        "--dtype",
-        default="float32",
-        choices=("float32", "bfloat16", "float16"),
-        help="computing type of a checkpoint, or of openvino",
-    )
+    add_dtype(parser, "a checkpoint")
     parser.add_argument("--overwrite", action="store_true", help="replace earlier results of the chosen subsets")
     return parser.parse_args(argv)
 

@@ -42,6 +42,20 @@ def run(main: Callable[[], int]) -> None:
     raise SystemExit(code)
 
 
+def add_model_path(parser: argparse.ArgumentParser, required: bool) -> None:
+    """`--model_path`: what `backends.open_model` takes; the paths that a wildcard matches, for `one_path`."""
+    text = "an .om, an .onnx, a split model (its folder or .json), or a checkpoint folder"
+    parser.add_argument("--model_path", nargs="+", required=required, help=text)
+
+
+def add_dtype(parser: argparse.ArgumentParser, whose: str) -> None:
+    """`--dtype`: what a model computes in that leaves the choice open."""
+    parser.add_argument(
+        "--dtype", default="float32", choices=("float32", "bfloat16", "float16"),
+        help=f"computing type of {whose}, or of openvino",
+    )  # fmt: skip
+
+
 def make_parser(doc: str) -> argparse.ArgumentParser:
     """An argument parser whose help is the script's docstring and shows the defaults."""
 

@@ -22,13 +22,11 @@ Writes: ./sam3_om/sam3_${TARGET_DEVICE}_bs${BATCH_SIZE}.om, or with ATC's ending
 Exit:   0 all batch sizes compiled, 1 ATC failed, 2 wrong usage.
 """
 
-import fcntl
 import json
 import logging
 import os
 import platform
 import re
-import select
 import shlex
 import shutil
 import signal
@@ -36,12 +34,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from sam3_utils import atc, files
+from sam3_utils.atc_run import check_outcome, exclusive, run_atc
 from sam3_utils.cli import CheckFailed, UsageError, make_parser, run
 
 logger = logging.getLogger("sam3_convert_om")
@@ -101,10 +100,11 @@ def read_environment(environ: Mapping[str, str]) -> tuple[str, list[int], str]:
     faults = []
     if target not in atc.SOC_FAMILY:
         faults.append(f"TARGET_DEVICE is {target or 'not set'}, export 300I (Atlas 300V PRO) or 800I (Atlas 800I A2)")
-    if not re.fullmatch(r" *[1-9]\d*( +[1-9]\d*)* *", batches):
-        faults.append(f"BATCH_SIZE is {batches or 'not set'}, export a whole number or several, such as 4 or '1 4 8'")
+    if not re.fullmatch(r" *[1-9]\d{0,3}( +[1-9]\d{0,3})* *", batches, re.ASCII):
+        given = " ".join(batches[:40].split()) or "not set"
+        faults.append(f"BATCH_SIZE is {given}, export a whole number or several, such as 4 or '1 4 8'")
     family = atc.SOC_FAMILY.get(target, "Ascend")
-    well_formed = re.fullmatch(r"Ascend\d+[A-Z]\w*(-\d+)?", soc)
+    well_formed = re.fullmatch(r"Ascend\d+[A-Z]\w*(-\d+)?", soc, re.ASCII)
     if not well_formed or not soc.startswith(family):
         shown = " and ".join(npu_names())
         usual = "usually Ascend310P3 on Atlas 300V PRO, Ascend910B4 on Atlas 800I A2"
@@ -157,7 +157,7 @@ def read_export_report(onnx_path: Path, target: str) -> dict | None:
     """What the export says of the graph; None, with a warning, where the report is missing.
 
     Raises:
-        UsageError: it is not JSON, or the graph was exported for another device.
+        UsageError: it is not an export's report, or speaks of another device, of int8 weights or of a failed check.
     """
     path = onnx_path.with_name("export_report.json")
     if not path.is_file():
@@ -167,100 +167,20 @@ def read_export_report(onnx_path: Path, target: str) -> dict | None:
         report = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UsageError(f"{path}: not JSON ({error}); {atc.EXPORT_AGAIN}") from None
+    if not isinstance(report, dict):
+        raise UsageError(f"{path}: not an export's report; {atc.EXPORT_AGAIN}")
+    failure = (report.get("verification") or {}).get("error")
+    if failure:
+        raise UsageError(f"{path}: the export was not verified: {failure}; {atc.EXPORT_AGAIN}")
+    if report.get("weights") == "int8":
+        raise UsageError(
+            f"{path}: exported with --weights int8, which ATC does not take; export with float32 or float16"
+        )
     if report.get("target_device") != target:
         raise UsageError(
             f"{path}: exported for {report.get('target_device')}, TARGET_DEVICE is {target}; {atc.EXPORT_AGAIN}"
         )
     return report
-
-
-@contextmanager
-def exclusive(folder: Path):
-    """Hold the folder alone; yields the lock's file and leaves no `.converting` behind, its own or a killed run's.
-
-    ATC inherits the lock: where a run was killed and its ATC lives on, the next run is refused instead of disturbed.
-
-    Raises:
-        UsageError: another conversion is at work there.
-    """
-    with open(folder / ".lock", "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(f"{folder}: another conversion is at work there; wait for it, or end its atc") from None
-        aside = folder / ".converting"
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir()
-        try:
-            yield lock
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
-
-
-def end_group(process: subprocess.Popen) -> None:
-    """End ATC and all that it started: `atc` is a shell script, its child and that one's compilers do the work."""
-    if process.returncode is None:
-        os.killpg(process.pid, signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=5)
-    with suppress(ProcessLookupError):  # nothing is left, as it should be; what is left would hold the lock
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def run_atc(command: list[str], folder: Path, log_path: Path, lock) -> tuple[int, str]:
-    """Run ATC in `folder`, where its droppings go; what it says goes to stdout and to `log_path` as it comes.
-
-    Returns:
-        ATC's exit code (negative or over 128 for a signal) and all it said on stdout and stderr.
-    """
-    from tqdm import tqdm
-
-    with open(log_path, "wb") as log, tqdm(bar_format="ATC is at work: {elapsed}", disable=None, leave=False) as clock:
-        process = subprocess.Popen(
-            command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            start_new_session=True, pass_fds=[lock.fileno()],
-        )  # fmt: skip
-        try:
-            while True:
-                clock.refresh()
-                if not select.select([process.stdout], [], [], 1.0)[0]:
-                    continue
-                chunk = os.read(process.stdout.fileno(), 65536)
-                if not chunk:
-                    break
-                log.write(chunk)
-                log.flush()
-                clock.clear()
-                sys.stdout.buffer.write(chunk)
-                sys.stdout.flush()
-            process.wait()
-        finally:
-            end_group(process)
-            process.stdout.close()
-    return process.returncode, log_path.read_text(encoding="utf-8", errors="replace")
-
-
-def check_outcome(code: int, output: str, folder: Path, log_path: Path) -> Path:
-    """The OM that ATC wrote, if ATC says that it succeeded and exactly one whole file is there.
-
-    Raises:
-        CheckFailed: otherwise, with the reason.
-    """
-    oms = [path for path in folder.glob("*.om") if path.stat().st_size]
-    if code == 0 and atc.SUCCESS in output and len(oms) == 1:
-        return oms[0]
-    # A shell reports a child that a signal killed as 128 + its number.
-    number = -code if code < 0 else code - 128
-    if atc.explain(output):
-        reason = "; ".join(atc.explain(output))
-    elif number in signal.valid_signals():
-        reason = f"killed by {signal.Signals(number).name}; if nobody did that, memory ran out: see dmesg"
-    elif code == 0 and atc.SUCCESS in output:
-        reason = f"it reports success, but {len(oms)} OM files are there; is the disk full?"
-    else:
-        reason = f"exit code {code} without an error code; {atc.PLOG}"
-    raise CheckFailed(f"{log_path}: ATC failed: {reason}")
 
 
 def existing(name: str) -> list[Path]:
@@ -304,6 +224,11 @@ def find_graphs(target: str) -> dict[str, Path]:
     return {"single": single}
 
 
+def fusion_switch(target: str) -> Path | None:
+    """The file that turns fusions off, for every device but 300I."""
+    return None if target == "300I" else KIT / "fusion_switch.cfg"
+
+
 def plan(graphs: dict[str, Path], args, target: str, batches: list[int], soc: str, precision: tuple) -> list[Job]:
     """What to compile: the single graph or the detector for each batch, the other parts once for a batch of 1.
 
@@ -318,7 +243,6 @@ def plan(graphs: dict[str, Path], args, target: str, batches: list[int], soc: st
             f"--keep_dtype {args.keep_dtype}: a split model has a list for each graph; edit "
             f"{atc.keep_list_path(graphs['vision'])} and its neighbours"
         )
-    fusion_switch = None if target == "300I" else KIT / "fusion_switch.cfg"
     jobs = []
     for part, path in sorted(graphs.items(), key=lambda item: item[0] == "detector"):  # which needs the others
         model = check_model(path, part)
@@ -327,7 +251,7 @@ def plan(graphs: dict[str, Path], args, target: str, batches: list[int], soc: st
             name = f"{STEMS[part]}_{target}_bs{batch}"
             command = atc.command_line(
                 path, OUTPUT / ".converting" / name, atc.input_shape(model, batch, path),
-                soc, precision, keep_list, fusion_switch,
+                soc, precision, keep_list, fusion_switch(target),
             )  # fmt: skip
             jobs.append(Job(name, part, path, batch, command, keep_list))
     return jobs
@@ -416,13 +340,17 @@ def main(argv=None) -> int:
     OUTPUT.mkdir(mode=0o750, exist_ok=True)
     with exclusive(OUTPUT) as lock:
         hashes = {part: {path.name: files.sha256(path) for path in paths} for part, paths in sources.items()}
-        fusion_switch = KIT / "fusion_switch.cfg" if target != "300I" else None
+        told = (report or {}).get("sha256", {})
+        if report and any(told.get(name) != digest for graph in hashes.values() for name, digest in graph.items()):
+            logger.warning("export_report.json speaks of another graph, the manifest will not repeat it")
+            report = None
+        switch = fusion_switch(target)
         facts = {
             "export": report,
             "target_device": target,
             "soc_version": soc,
             "precision": dict([precision]),
-            "fusion_switch": fusion_switch and {"path": str(fusion_switch), "sha256": files.sha256(fusion_switch)},
+            "fusion_switch": switch and {"path": str(switch), "sha256": files.sha256(switch)},
             "versions": versions() | {"cann": cann_version()},
         }
         facts_of = {

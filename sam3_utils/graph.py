@@ -3,11 +3,12 @@
 """ONNX files: trace a module without its weights, fold and name, put the weights beside it, check they are there."""
 
 import io
+import math
 import os
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -252,7 +253,7 @@ def load_structure(path: Path):
     from google.protobuf.message import DecodeError
 
     try:
-        model = onnx.load(path, load_external_data=False)
+        model = onnx.load(path, format="protobuf", load_external_data=False)
     except (DecodeError, OSError) as error:
         raise UsageError(f"{path}: cannot be read as ONNX ({error})") from None
     if not model.graph.node:
@@ -260,19 +261,49 @@ def load_structure(path: Path):
     return model
 
 
+def all_nodes(onnx_graph) -> Iterator:
+    """All nodes, those in the bodies of If, Loop and Scan included."""
+    for node in onnx_graph.node:
+        yield node
+        for attribute in node.attribute:
+            for body in (attribute.g, *attribute.graphs):
+                yield from all_nodes(body)
+
+
+def external_tensors(model) -> Iterator:
+    """Every tensor whose values lie in a side file: weights and Constant nodes, those of bodies included."""
+    from onnx.external_data_helper import uses_external_data
+
+    tensors = list(model.graph.initializer)
+    for attribute in (attribute for node in all_nodes(model.graph) for attribute in node.attribute):
+        tensors += [attribute.t, *attribute.tensors]
+        tensors += [tensor for body in (attribute.g, *attribute.graphs) for tensor in body.initializer]
+    return filter(uses_external_data, tensors)
+
+
 def external_files(model, folder: Path) -> dict[Path, int]:
     """The side files that `model` (loaded from `folder`) names, and how many bytes of each it needs.
 
     The locations are read from the model: other writers name side files freely.
+
+    Raises:
+        UsageError: an entry says something else than where as many bytes lie as the tensor has.
     """
-    from onnx.external_data_helper import ExternalDataInfo, uses_external_data
+    from onnx.external_data_helper import ExternalDataInfo
+    from onnx.helper import tensor_dtype_to_np_dtype
 
     needed: dict[Path, int] = {}
-    for tensor in model.graph.initializer:
-        if uses_external_data(tensor):
+    for tensor in external_tensors(model):
+        size = math.prod(tensor.dims) * tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+        try:
             info = ExternalDataInfo(tensor)
-            path = folder / info.location
-            needed[path] = max(needed.get(path, 0), (info.offset or 0) + (info.length or 0))
+            offset, length = int(info.offset or 0), size if info.length is None else int(info.length)
+        except ValueError as error:
+            raise UsageError(f"the entry of {tensor.name} for its side file is damaged ({error})") from None
+        if offset < 0 or length != size:
+            raise UsageError(f"{tensor.name} has {size} bytes, its entry says {length} from {offset} on")
+        path = folder / info.location
+        needed[path] = max(needed.get(path, 0), offset + length)
     return needed
 
 
@@ -282,7 +313,10 @@ def check_external_files(model, path: Path) -> list[Path]:
     Raises:
         UsageError: a side file is missing or too short; a runtime's own message would not name the remedy.
     """
-    needed = external_files(model, path.parent)
+    try:
+        needed = external_files(model, path.parent)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}; export it again") from None
     for file, size in needed.items():
         if not file.is_file():
             raise UsageError(f"{path}: its weights {file.name} are not beside it; move both files together")

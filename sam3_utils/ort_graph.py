@@ -44,6 +44,10 @@ def _permutation(node) -> list[int]:
     return list(node.attribute[0].ints)
 
 
+def _axis(node, default: int) -> int:
+    return next((attribute.i for attribute in node.attribute if attribute.name == "axis"), default)
+
+
 def fuse_attention(model) -> int:
     """Attention without a bias as MultiHeadAttention, which goes over the scores in tiles that fit the cache.
 
@@ -62,14 +66,17 @@ def fuse_attention(model) -> int:
     shapes = {name: shape for name, (_, shape) in graph.infer_shapes(model, batch=1).items()}
     replaced, sizes = {}, {}  # id of the last node -> the new ones; name -> what a Reshape makes
     for softmax in model.graph.node:
-        scores = softmax.op_type == "Softmax" and links.made_by(softmax.input[0], "MatMul")
+        scores = softmax.op_type == "Softmax" and _axis(softmax, -1) == -1 and links.made_by(softmax.input[0], "MatMul")
         turned = scores and links.made_by(scores.input[1], "Transpose")
         after = scores and links.next(softmax, "MatMul", "Transpose", "Reshape")
         if not turned or not after or links.next(scores, "Softmax") is None:
             continue
         product, back, merged = after
         query, value = scores.input[0], product.input[1]
-        if len(shapes[query]) != 4 or product.input[0] != softmax.output[0] or _permutation(back) != [0, 2, 1, 3]:
+        known = [shapes.get(name) or (None,) for name in (query, value)]
+        if any(len(shape) != 4 or None in shape for shape in known):
+            continue
+        if product.input[0] != softmax.output[0] or _permutation(back) != [0, 2, 1, 3]:
             continue
         _, heads, tokens, head_dim = shapes[query]
         prefix, hidden = softmax.name.rpartition("/")[0] + "/fused", heads * head_dim
@@ -111,7 +118,8 @@ def fuse_attention(model) -> int:
 
 
 def fuse_int8(model) -> int:
-    """Products with int8 weights as DynamicQuantizeMatMul, which rounds the other side to 8 bits, picture by picture.
+    """Products with int8 weights as DynamicQuantizeMatMul, which rounds the other side to 8 bits as it runs, with one
+    range for the whole tensor: the rows of a batch share it, so that an answer depends a little on its neighbours.
 
         before   MatMul(x, DequantizeLinear(weight, scale)) [-> Add(bias)]
         after    DynamicQuantizeMatMul(x, weight, scale, none, [bias])
@@ -121,16 +129,20 @@ def fuse_int8(model) -> int:
     Returns:
         the number of places.
     """
-    from onnx import helper
+    from onnx import TensorProto, helper
 
     links = _Links(model)
     constants = {tensor.name: len(tensor.dims) for tensor in model.graph.initializer}
+    int8 = {tensor.name for tensor in model.graph.initializer if tensor.data_type == TensorProto.INT8}
     replaced: dict[int, list] = {}
     for node in model.graph.node:
         scaled = node.op_type == "MatMul" and links.made_by(node.input[1], "DequantizeLinear")
-        if not scaled or constants.get(scaled.input[0]) != 2:
+        # A zero point, or a scale for each row, is another thing than this operator takes.
+        if not scaled or len(scaled.input) != 2 or scaled.input[0] not in int8 or _axis(scaled, 1) != 1:
             continue
-        inputs, last = [node.input[0], *scaled.input[:2], ""], node
+        if constants[scaled.input[0]] != 2 or constants.get(scaled.input[1]) != 1:
+            continue
+        inputs, last = [node.input[0], *scaled.input, ""], node
         add = links.next(node, "Add")
         bias = add and [name for name in add[0].input if constants.get(name) == 1]
         if bias:

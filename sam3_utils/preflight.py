@@ -15,6 +15,7 @@ from sam3_utils.cli import UsageError
 
 OPSETS = range(11, 19)  # ATC: "opset v11~v18 only"
 MAX_RANK = 8
+MAX_KERNEL, MAX_STRIDE = 255, 63
 # ONNX operators that CANN's parser knows: the list published for CANN commercial 8.0.0 (hiascend.com, page
 # operatorlist_00176) and the open source plugins of 8.5.0 (hicann/ops-nn, ops-math, ops-cv).
 OPERATORS = frozenset(
@@ -51,15 +52,6 @@ OPERATOR_OPSETS = {
 }
 
 
-def _nodes(onnx_graph):
-    """All nodes, those in the bodies of If, Loop and Scan included."""
-    for node in onnx_graph.node:
-        yield node
-        for attribute in node.attribute:
-            for body in (attribute.g, *attribute.graphs):
-                yield from _nodes(body)
-
-
 def _attributes(node) -> dict:
     from onnx import helper
 
@@ -81,16 +73,31 @@ def _opset(model) -> tuple[int, list[str]]:
     return opset, []
 
 
-def _resize(node, constants: set[str]) -> str | None:
-    """What ATC would refuse or compute differently about a Resize, or None."""
+def _conv(node) -> str | None:
+    """What ATC would refuse about a convolution, or None."""
+    attributes = _attributes(node)
+    kernel, strides = (max(attributes.get(name, [1]), default=1) for name in ("kernel_shape", "strides"))
+    if kernel > MAX_KERNEL or strides > MAX_STRIDE:
+        return f"kernel {kernel}, stride {strides}: ATC takes up to {MAX_KERNEL} and {MAX_STRIDE}: use smaller ones"
+    return None
+
+
+def _resize(node, constants: dict[str, list[int]]) -> str | None:
+    """What ATC would refuse or compute differently about a Resize, or None.
+
+    Args:
+        constants: name -> dimensions.
+    """
     attributes = {"mode": b"nearest", "coordinate_transformation_mode": b"half_pixel", "antialias": 0}
     attributes |= {"nearest_mode": b"round_prefer_floor"} | _attributes(node)
-    mode, coordinates = (attributes[name].decode() for name in ("mode", "coordinate_transformation_mode"))
+    names = ("mode", "coordinate_transformation_mode", "nearest_mode")
+    mode, coordinates, rounding = (attributes[name].decode(errors="replace") for name in names)
     if any(name and name not in constants for name in node.input[2:]):
         return "its size is computed while the model runs: make scales or sizes constant"
     if mode not in ("nearest", "linear") or attributes["antialias"]:
         return f"mode {mode}{' with antialias' if attributes['antialias'] else ''}: ATC has nearest and linear only"
-    rounding = attributes["nearest_mode"].decode()
+    if mode == "nearest" and any(constants.get(name) == [5] for name in node.input[2:]):
+        return "nearest in five dimensions, where ATC has linear only: resize fewer axes"
     if mode == "nearest" and (coordinates, rounding) != ("half_pixel", "round_prefer_ceil"):
         return (
             f"nearest with {coordinates} and {rounding}: ATC always rounds by round_prefer_ceil, which shifts the "
@@ -101,13 +108,17 @@ def _resize(node, constants: set[str]) -> str | None:
 
 def _operators(model, opset: int) -> list[tuple[str, str]]:
     """(fault, node) of every node that ATC has no operator for, or another one."""
-    constants = {tensor.name for tensor in model.graph.initializer}
-    constants |= {node.output[0] for node in model.graph.node if node.op_type == "Constant"}
+    constants = {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}
+    constants |= {
+        node.output[0]: list(node.attribute[0].t.dims) for node in model.graph.node if node.op_type == "Constant"
+    }
     found = []
-    for node in _nodes(model.graph):
+    for node in graph.all_nodes(model.graph):
         where = node.name or node.output[0]
         if node.domain not in ("", "ai.onnx"):
             found.append((f"{node.op_type} is of domain {node.domain}, ATC knows ai.onnx only", where))
+        elif node.op_type == "If":
+            found.append(("If: what its branches give is not known before it runs: export with a fixed choice", where))
         elif node.op_type not in OPERATORS:
             found.append((f"{node.op_type}: ATC has no such operator (E16002): export with sam3_export_onnx.py", where))
         elif opset in OPSETS and opset not in OPERATOR_OPSETS.get(node.op_type, OPSETS):
@@ -116,19 +127,25 @@ def _operators(model, opset: int) -> list[tuple[str, str]]:
             found.append((f"{fault} (E16002): export with opset 17", where))
         elif node.op_type == "Resize" and (fault := _resize(node, constants)):
             found.append((f"Resize: {fault}", where))
+        elif node.op_type in ("Conv", "ConvTranspose") and (fault := _conv(node)):
+            found.append((f"{node.op_type}: {fault}", where))
     return found
 
 
-def _shapes(model) -> list[tuple[str, str]]:
-    """(fault, node) of every tensor whose shape ATC could not fix, or whose rank or type it does not take."""
+def _shapes(model, types: dict) -> list[tuple[str, str]]:
+    """(fault, node) of every tensor whose shape ATC could not fix, or whose rank or type it does not take.
+
+    Args:
+        types: `graph.infer_shapes` at some batch.
+    """
     from onnx import TensorProto
 
-    try:
-        types = graph.infer_shapes(model, batch=1)
-    except UsageError as error:
-        return [(str(error), "")]
     wide = (TensorProto.DOUBLE, TensorProto.COMPLEX64, TensorProto.COMPLEX128)
-    found = []
+    found = [
+        (f"{TensorProto.DataType.Name(tensor.data_type).lower()} weights: export in float32", tensor.name)
+        for tensor in model.graph.initializer
+        if tensor.data_type in wide
+    ]
     for node in model.graph.node:
         for name in filter(None, node.output):
             dtype, shape = types.get(name, (None, None))
@@ -147,18 +164,11 @@ def _shapes(model) -> list[tuple[str, str]]:
 
 def _weights(model, path: Path) -> list[str]:
     """What is wrong with the files of the weights."""
-    from onnx.external_data_helper import ExternalDataInfo, uses_external_data
-
     faults = []
-    if any(
-        uses_external_data(tensor)
-        for node in model.graph.node
-        for attribute in node.attribute
-        for body in (attribute.g, *attribute.graphs)
-        for tensor in body.initializer
-    ):
-        faults.append("weights inside the body of an If or Loop lie in a side file, which ATC does not look up")
-    locations = {ExternalDataInfo(tensor).location for tensor in model.graph.initializer if uses_external_data(tensor)}
+    locations = {
+        entry.value for tensor in graph.external_tensors(model) for entry in tensor.external_data
+        if entry.key == "location"
+    }  # fmt: skip
     for location in sorted(locations):
         if PurePosixPath(location).is_absolute() or ".." in PurePosixPath(location).parts:
             faults.append(f"its weights are said to be in {location}: the place must be relative, below the model")
@@ -169,28 +179,45 @@ def _weights(model, path: Path) -> list[str]:
     return faults
 
 
-def _contract(model, path: Path, part: str) -> list[str]:
-    """What is wrong with inputs and outputs."""
+def _contract(model, path: Path, part: str, inferred: list[dict]) -> list[str]:
+    """What is wrong with inputs and outputs. The outputs' shapes are those that follow from the nodes, not those that
+    the file declares.
+
+    Args:
+        inferred: `graph.infer_shapes` at two batches.
+    """
     from onnx import TensorProto
 
     names = {TensorProto.FLOAT: "float32", TensorProto.FLOAT16: "float16", TensorProto.INT64: "int64"}
     weights = {tensor.name for tensor in model.graph.initializer}
-
-    def describe(values):
-        return {
-            value.name: (
-                names.get(value.type.tensor_type.elem_type, str(value.type.tensor_type.elem_type)),
-                tuple(dim.dim_value or None for dim in value.type.tensor_type.shape.dim),
-            )
-            for value in values
-            if value.name not in weights
-        }
-
+    made = {name for node in model.graph.node for name in node.output}
+    inputs = {
+        value.name: (
+            names.get(value.type.tensor_type.elem_type, str(value.type.tensor_type.elem_type)),
+            tuple(dim.dim_value or None for dim in value.type.tensor_type.shape.dim),
+        )
+        for value in model.graph.input
+        if value.name not in weights
+    }
+    faults, outputs = [], {}
+    for name in (value.name for value in model.graph.output):
+        if name not in made:
+            faults.append(f"output {name} is made by no node: export it again")
+            continue
+        (dtype, first), (_, second) = (types.get(name, (None, None)) for types in inferred)
+        if first is not None and second is not None and len(first) == len(second):
+            sizes = tuple(size if size == other else None for size, other in zip(first, second))
+            outputs[name] = names.get(dtype, str(dtype)), sizes
     try:
-        contract.check_io(describe(model.graph.input), describe(model.graph.output), path.name, part)
+        contract.check_io(inputs, outputs, path.name, part)
     except UsageError as error:
-        return [str(error)]
-    return []
+        faults.append(str(error))
+    # A size of 1 in place of the batch would pass for a model of a fixed batch.
+    free = any(shape and shape[0] is None for _, shape in inputs.values())
+    fixed = [name for name, (_, shape) in outputs.items() if free and shape and shape[0] is not None]
+    if fixed:
+        faults.append(f"outputs {', '.join(fixed)} do not have the inputs' batch: export it again")
+    return faults
 
 
 def findings(model, path: Path, part: str) -> list[str]:
@@ -200,13 +227,22 @@ def findings(model, path: Path, part: str) -> list[str]:
         model: onnx.ModelProto without its weights. path: where it was loaded from. part: which of `contract.PARTS`.
     """
     opset, faults = _opset(model)
+    if model.functions:
+        faults.append(f"{len(model.functions)} functions of its own, which ATC does not know: export it again")
     by_fault: dict[str, list[str]] = {}
-    for fault, where in [*_operators(model, opset), *_shapes(model)]:
+    try:
+        inferred = [graph.infer_shapes(model, batch) for batch in (1, 3)]
+    except UsageError as error:
+        inferred, shapes = [{}, {}], [(str(error), "")]
+    else:
+        shapes = _shapes(model, inferred[0])
+    for fault, where in [*_operators(model, opset), *shapes]:
         by_fault.setdefault(fault, []).append(where)
     for fault, nodes in by_fault.items():
         more = f" and {len(nodes) - 1} more" if len(nodes) > 1 else ""
         faults.append(f"node {nodes[0]}{more}: {fault}" if nodes[0] else fault)
-    return faults + _weights(model, path) + _contract(model, path, part)
+    faults += _weights(model, path)
+    return faults + (_contract(model, path, part, inferred) if inferred[0] else [])
 
 
 def check_model(path: Path, part: str = "single"):

@@ -38,6 +38,12 @@ def split_device(device: str, kinds: tuple[str, ...], path: Path) -> tuple[str, 
     return match[1], int(match[2] or 0)
 
 
+def _failed(device: str, error: Exception, feeds: dict[str, np.ndarray]) -> CheckFailed:
+    """What to raise when a run fails, as it does where memory is too small for the batch."""
+    shapes = ", ".join(f"{name} {array.dtype} {array.shape}" for name, array in feeds.items())
+    return CheckFailed(f"{device}: inference failed ({' '.join(str(error).split())[:300]}) with {shapes}")
+
+
 # The names of /proc/cpuinfo for instructions that multiply bfloat16: Intel's matrix unit, and AVX-512 of both makers.
 CPUINFO = Path("/proc/cpuinfo")
 BFLOAT16_FLAGS = ("amx_bf16", "avx512_bf16")
@@ -103,7 +109,10 @@ class OpenVinoSession:
 
     def run(self, feeds: dict[str, np.ndarray], names: list[str]) -> dict[str, np.ndarray]:
         """The outputs `names` of one run; all of them are computed."""
-        self._request.infer([np.ascontiguousarray(feeds[name]) for name in self.inputs])
+        try:
+            self._request.infer([np.ascontiguousarray(feeds[name]) for name in self.inputs])
+        except RuntimeError as error:
+            raise _failed(self.device, error, feeds) from None
         results = dict(zip(self.outputs, self._request.output_tensors, strict=True))
         return {name: results[name].data.copy() for name in names}
 
@@ -165,7 +174,10 @@ class OnnxSession:
 
     def run(self, feeds: dict[str, np.ndarray], names: list[str]) -> dict[str, np.ndarray]:
         """The outputs `names` of one run."""
-        return dict(zip(names, self._session.run(names, feeds)))
+        try:
+            return dict(zip(names, self._session.run(names, feeds)))
+        except Exception as error:  # onnxruntime raises its own kinds, too little memory among them
+            raise _failed(self.device, error, feeds) from None
 
     def close(self) -> None:
         """Free the session's memory."""
@@ -248,8 +260,7 @@ class OmSession:
         try:
             results = self._session.infer(arrays, mode="static")
         except RuntimeError as error:
-            shapes = ", ".join(f"{name} {array.dtype} {array.shape}" for name, array in feeds.items())
-            raise CheckFailed(f"NPU {self.device}: inference failed ({error}) with {shapes}") from None
+            raise _failed(f"NPU {self.device}", error, feeds) from None
         by_name = dict(zip(self.outputs, results, strict=True))
         return {name: by_name[name] for name in names}
 

@@ -150,7 +150,7 @@ def phrase(number: int):
 
 
 def measure(model, batch: int, loop: int, warmup_count: int) -> dict[str, list[float]]:
-    """Time `loop` batches after `warmup_count` others, each with new pictures and a new phrase: nothing is remembered.
+    """Time `loop` batches after `warmup_count` others, each row with a new picture and phrase: nothing is remembered.
 
     Args:
         model: from `backends.open_model`.
@@ -169,7 +169,7 @@ def measure(model, batch: int, loop: int, warmup_count: int) -> dict[str, list[f
     milliseconds: dict[str, list[float]] = {"infer": []}
     for index in trange(warmup_count + loop, unit="batch", disable=None):
         feeds["pixel_values"] = np.roll(feeds["pixel_values"], 1, axis=-1)
-        feeds["input_ids"] = np.repeat(phrase(index)[None], batch, axis=0)
+        feeds["input_ids"] = np.stack([phrase(index * batch + row) for row in range(batch)])
         before = seconds_by_stage()
         started = time.perf_counter()
         model.infer(feeds)
@@ -203,8 +203,8 @@ def measure_parts(model, batch: int, loop: int, warmup_count: int) -> dict[str, 
     picture, _, mask = (array[0] for array in prepared_feeds(model.shapes, 1).values())
     counts = {"vision": 1, "text": 1, "detector": batch}
     milliseconds: dict[str, list[float]] = {part: [] for part in counts}
-    runs = warmup_count + loop
-    for number in trange(runs, 2 * runs, unit="batch", disable=None):  # `measure` has used the phrases before these
+    runs, used = warmup_count + loop, (warmup_count + loop) * batch  # `used`: phrases that `measure` has taken
+    for number in trange(used, used + runs, unit="batch", disable=None):
         picture, tokens = np.roll(picture, 1, axis=-1), phrase(number)
         clock = [time.perf_counter()]
         levels = model.encode_picture(picture)

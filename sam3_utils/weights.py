@@ -6,8 +6,6 @@ from collections.abc import Callable, Container
 
 import numpy as np
 
-KINDS = ("float32", "float16", "int8")
-
 
 def store(model, kind: str, names: Container[str]) -> None:
     """Change a traced graph so that its large weights are stored as `kind`.
@@ -20,6 +18,7 @@ def store(model, kind: str, names: Container[str]) -> None:
 
     Args:
         model: from `graph.part_of`, its weights graph inputs.
+        kind: "float16" or "int8".
         names: of all weights, to tell them from the model's real inputs.
     """
     from onnx import TensorProto, helper

@@ -47,31 +47,27 @@ def demo_data(tmp_path_factory) -> Path:
     return folder
 
 
+def export_tiny(folder: Path, *options, device: str = "300I") -> Path:
+    """The tiny checkpoint exported into a new folder; returns it."""
+    result = run_script(
+        "sam3_export_onnx.py", "--target_device", device, "--model_path", TINY, "--output_dir", folder, *options
+    )
+    assert result.returncode == 0, result.stderr
+    return folder
+
+
 @pytest.fixture(scope="session")
 def exported(tmp_path_factory) -> dict[str, Path]:
     """The tiny checkpoint exported and verified for both target devices: device -> folder."""
-    folders = {}
-    for device in ("300I", "800I"):
-        folders[device] = tmp_path_factory.mktemp("onnx") / f"sam3_onnx_{device}"
-        result = run_script(
-            "sam3_export_onnx.py", "--target_device", device, "--model_path", TINY, "--output_dir", folders[device]
-        )
-        assert result.returncode == 0, result.stderr
-    return folders
+    root = tmp_path_factory.mktemp("onnx")
+    return {device: export_tiny(root / f"sam3_onnx_{device}", device=device) for device in ("300I", "800I")}
 
 
 @pytest.fixture(scope="session")
 def exported_split(tmp_path_factory) -> dict[str, Path]:
     """The tiny checkpoint in the split layout for both target devices: device -> folder."""
-    folders = {}
-    for device in ("300I", "800I"):
-        folders[device] = tmp_path_factory.mktemp("split") / f"sam3_onnx_{device}"
-        result = run_script(
-            "sam3_export_onnx.py", "--target_device", device, "--model_path", TINY, "--output_dir", folders[device],
-            "--layout", "split", "--verify", "never",
-        )  # fmt: skip
-        assert result.returncode == 0, result.stderr
-    return folders
+    root, options = tmp_path_factory.mktemp("split"), ("--layout", "split", "--verify", "never")
+    return {device: export_tiny(root / f"sam3_onnx_{device}", *options, device=device) for device in ("300I", "800I")}
 
 
 @pytest.fixture(scope="session")

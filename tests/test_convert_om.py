@@ -17,7 +17,7 @@ import onnx
 import pytest
 from conftest import ROOT, STANDINS, TINY, error_line, run_script
 
-from sam3_utils import atc, convert_om
+from sam3_utils import atc, atc_run, convert_om
 from sam3_utils.cli import CheckFailed
 from sam3_utils.files import sha256
 
@@ -204,6 +204,10 @@ def test_matrix_operators_in_the_keep_list_warn_on_a_chip_that_has_only_float16(
         ({"BATCH_SIZE": ""}, "BATCH_SIZE is not set"),
         ({"BATCH_SIZE": "1,4"}, "BATCH_SIZE is 1,4"),
         ({"BATCH_SIZE": "0"}, "BATCH_SIZE is 0"),
+        ({"BATCH_SIZE": "1\u0662"}, "BATCH_SIZE is 1\u0662"),  # an Arabic digit
+        ({"BATCH_SIZE": "9" * 5000}, "BATCH_SIZE is 9999"),
+        ({"BATCH_SIZE": "1\n4"}, "BATCH_SIZE is 1 4"),
+        ({"SOC_VERSION": "Ascend310P\u0663"}, "SOC_VERSION is Ascend310P\u0663"),
         ({"BATCH_SIZE": "4 four"}, "BATCH_SIZE is 4 four"),
         ({"SOC_VERSION": ""}, "SOC_VERSION is not set"),
         ({"SOC_VERSION": "310P3"}, "SOC_VERSION is 310P3"),
@@ -286,6 +290,29 @@ def test_a_graph_exported_for_another_device_is_refused(kit):
     shutil.rmtree(kit / "sam3_onnx_300I")
     (kit / "sam3_onnx_800I").rename(kit / "sam3_onnx_300I")
     assert "exported for 800I, TARGET_DEVICE is 300I" in error_line(convert(kit))
+
+
+@pytest.mark.parametrize(
+    "report, text",
+    [
+        ([], "not an export's report"),
+        ({"target_device": "300I", "weights": "int8"}, "exported with --weights int8, which ATC does not take"),
+        ({"target_device": "300I", "verification": {"error": "differs"}}, "the export was not verified: differs"),
+    ],
+)
+def test_a_report_that_speaks_against_the_graph_is_believed(kit, report, text):
+    (kit / "sam3_onnx_300I" / "export_report.json").write_text(json.dumps(report))
+    assert text in error_line(convert(kit, "--dry_run"))
+
+
+def test_a_report_of_another_graph_is_not_repeated_in_the_manifest(kit):
+    path = kit / "sam3_onnx_300I" / "export_report.json"
+    report = json.loads(path.read_text())
+    report["sha256"]["sam3.onnx.data"] = "0" * 64
+    path.write_text(json.dumps(report))
+    result = convert(kit)
+    assert result.returncode == 0 and "export_report.json speaks of another graph" in result.stderr
+    assert json.loads((kit / "sam3_om" / "sam3_300I_bs4.manifest.json").read_text())["export"] is None
 
 
 # A conversion that goes well
@@ -532,7 +559,7 @@ def test_every_code_is_found_with_its_line_and_an_unknown_one_too(tmp_path):
     assert [text.split(":")[0] for text in found] == ["line 3", "line 5", "line 7"]
     assert "opset 11 to 18" in found[0] and "plog" in found[1] and "a code this kit does not know" in found[2]
     with pytest.raises(CheckFailed, match="line 3: E19010"):
-        convert_om.check_outcome(255, "\n".join(lines), tmp_path, tmp_path / "x.log")
+        atc_run.check_outcome(255, "\n".join(lines), tmp_path, tmp_path / "x.log")
 
 
 # The script itself

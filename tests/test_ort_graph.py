@@ -80,6 +80,53 @@ def test_what_only_looks_like_plain_attention_is_left_alone(change):
     assert onnx.ModelProto.FromString(before).graph.node == model.graph.node
 
 
+@pytest.mark.parametrize("change", ("free", "axis"))
+def test_attention_of_unknown_sizes_or_over_another_axis_is_left_alone(change):
+    model = attention()
+    if change == "free":
+        for value in model.graph.input:
+            value.type.tensor_type.shape.dim[2].dim_param = "tokens"
+    else:
+        model.graph.node[2].attribute[0].i = 2
+    assert ort_graph.for_cpu(model) == ()
+
+
+def int8_product(*zero_point, axis=1, scale=(2,), dtype=np.int8):
+    """x (N, 3) times a weight of 3 x 2 stored in 8 bits."""
+    constants = [
+        numpy_helper.from_array(np.array([[1, -2], [3, 4], [-5, 6]]).astype(dtype), "w"),
+        numpy_helper.from_array(np.full(scale, 0.5, "f4"), "s"),
+        *(numpy_helper.from_array(np.full(scale, value, dtype), "z") for value in zero_point),
+    ]
+    nodes = [
+        helper.make_node("DequantizeLinear", [tensor.name for tensor in constants], ["d"], axis=axis),
+        helper.make_node("MatMul", ["x", "d"], ["y"], "product"),
+    ]
+    values = [helper.make_tensor_value_info(name, 1, ["N", size]) for name, size in (("x", 3), ("y", 2))]
+    body = helper.make_graph(nodes, "g", values[:1], values[1:], constants)
+    return helper.make_model(body, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_a_product_in_8_bits_is_near_the_exact_one():
+    model = int8_product()
+    assert ort_graph.for_cpu(model) == ("int8 products",)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    x = np.array([[1, 2, 3], [-3, 0.5, 1]], np.float32)
+    expected = x @ (np.array([[1, -2], [3, 4], [-5, 6]]) * 0.5)
+    assert (
+        np.abs(session.run(None, {"x": x})[0] - expected).max() <= 3 / 255 * 6 * 1.01
+    )  # half a step of x, which spans 6, times the largest column
+
+
+@pytest.mark.parametrize(
+    "model",
+    (int8_product(1), int8_product(axis=0, scale=(3,)), int8_product(dtype=np.uint8), int8_product(scale=())),
+    ids=("zero point", "a scale for each row", "unsigned", "one scale"),
+)
+def test_other_8_bit_weights_are_left_to_onnx_runtime(model):
+    assert ort_graph.for_cpu(model) == ()
+
+
 def test_a_graph_whose_shapes_contradict_each_other_is_left_to_other_checks():
     model = attention()
     model.graph.node[1].input[1] = "size"

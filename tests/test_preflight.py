@@ -174,6 +174,171 @@ def test_weights_outside_of_the_model_s_folder_are_refused(broken, location):
     assert f"said to be in {location}: the place must be relative, below the model" in broken(change)
 
 
+def in_a_branch(model, node, *initializers):
+    """Put a node into both branches of an If."""
+    outputs = [helper.make_tensor_value_info(node.output[0], TensorProto.FLOAT, None)]
+    body = helper.make_graph([node], "branch", [], outputs, list(initializers))
+    model.graph.initializer.append(numpy_helper.from_array(np.array(True), "always"))
+    model.graph.node.append(
+        helper.make_node("If", ["always"], ["chosen"], "choice", then_branch=body, else_branch=body)
+    )
+
+
+def external(name, dims, **entries):
+    tensor = TensorProto(name=name, dims=dims, data_type=TensorProto.FLOAT, data_location=TensorProto.EXTERNAL)
+    for key, value in entries.items():
+        tensor.external_data.add(key=key, value=str(value))
+    return tensor
+
+
+def test_a_branch_is_refused_and_what_is_in_it_named(broken):
+    text = broken(lambda model: in_a_branch(model, helper.make_node("Gelu", ["pred_logits"], ["g"], "in_branch")))
+    assert "node choice: If: what its branches give is not known before it runs" in text
+    assert "node in_branch and 1 more: Gelu: ATC has no such operator" in text
+
+
+def test_weights_of_a_branch_and_of_constant_nodes_must_be_there(broken):
+    def change(model):
+        far = external("far", [4], location="gone.bin", offset=0, length=16)
+        in_a_branch(model, helper.make_node("Identity", ["far"], ["near"], "in_branch"), far)
+        constant = helper.make_node("Constant", [], ["c"], "constant", value=external("", [2], location="/etc/passwd"))
+        model.graph.node.append(constant)
+
+    text = broken(change)
+    assert "said to be in /etc/passwd: the place must be relative" in text
+    assert "gone.bin" in text or "passwd" in text.split("must be relative")[1]
+
+
+@pytest.mark.parametrize(
+    "entries, text",
+    [
+        ({"offset": -64}, "offset must be non-negative"),
+        ({"offset": "abc"}, "is damaged"),
+        ({"length": 4}, "bytes, its entry says 4 from"),
+        ({"offset": 2**40}, "bytes, sam3.onnx needs"),
+    ],
+)
+def test_entries_that_are_not_where_the_weight_lies_are_refused(broken, entries, text):
+    def change(model):
+        tensor = next(tensor for tensor in model.graph.initializer if tensor.external_data)
+        for key, value in entries.items():
+            next(entry for entry in tensor.external_data if entry.key == key).value = str(value)
+
+    assert text in broken(change)
+
+
+def test_a_weight_without_a_length_has_that_of_its_shape(broken):
+    def change(model):
+        size = model.graph.initializer.add()
+        size.CopyFrom(external("unsized", [2**20], location="sam3.onnx.data", offset=2**20))
+
+    assert "bytes, sam3.onnx needs 5242880" in broken(change)
+
+
+def test_a_batch_that_is_written_into_the_graph_is_refused(broken):
+    """Shapes at a batch of 1 alone would agree."""
+
+    def change(model):
+        for tensor in model.graph.initializer:
+            values = numpy_helper.to_array(tensor) if tensor.data_type == TensorProto.INT64 else None
+            if values is not None and values.ndim == 1 and len(values) > 1 and values[0] == -1:
+                tensor.CopyFrom(numpy_helper.from_array(np.array([1, *values[1:]]), tensor.name))
+
+    text = broken(change)
+    assert "contradict each other" in text or "do not have the inputs' batch" in text
+
+
+def test_an_output_that_forgets_the_batch_is_refused(broken):
+    def change(model):
+        node = next(node for node in model.graph.node if "presence_logits" in node.output)
+        node.output[0] = "all"
+        model.graph.node.append(helper.make_node("ReduceMean", ["all"], ["presence_logits"], "mean", axes=[0]))
+
+    assert "outputs presence_logits do not have the inputs' batch" in broken(change)
+
+
+def test_an_output_s_shape_is_what_the_nodes_make_not_what_the_file_says(broken):
+    def change(model):
+        node = next(node for node in model.graph.node if "presence_logits" in node.output)
+        node.output[0] = "flat"
+        model.graph.initializer.append(numpy_helper.from_array(np.array([2]), "last"))
+        model.graph.node.append(helper.make_node("Unsqueeze", ["flat", "last"], ["presence_logits"], "deeper"))
+
+    assert "output presence_logits has 3 dimensions, not 2" in broken(change)
+
+
+def test_an_output_that_no_node_makes_is_refused(broken):
+    def change(model):
+        next(node for node in model.graph.node if "pred_boxes" in node.output).output[0] = "boxes"
+
+    assert "output pred_boxes is made by no node" in broken(change)
+
+
+def test_functions_of_a_model_are_refused(broken):
+    def change(model):
+        model.functions.append(
+            helper.make_function("", "Erf", ["x"], ["y"], [helper.make_node("Tanh", ["x"], ["y"])], model.opset_import)
+        )
+
+    assert "1 functions of its own, which ATC does not know" in broken(change)
+
+
+def test_an_operator_that_ended_before_the_model_s_opset_is_refused(broken):
+    def change(model):
+        model.graph.node.append(helper.make_node("Scatter", ["pred_logits"], ["s"], "old"))
+
+    assert "node old: Scatter: ATC has it for opset 9 to 11, the model says 17" in broken(change)
+
+
+def test_a_model_without_onnx_s_own_operators_is_refused(broken):
+    def change(model):
+        model.opset_import[0].domain = "pkg.torch"
+
+    assert "opset_import has 1 entries (pkg.torch 17), ATC takes one, of ai.onnx" in broken(change)
+
+
+@pytest.mark.parametrize("kind", (TensorProto.DOUBLE, TensorProto.COMPLEX64, TensorProto.COMPLEX128))
+def test_weights_of_types_that_atc_hardly_knows_are_refused(broken, kind):
+    def change(model):
+        dtype = helper.tensor_dtype_to_np_dtype(kind)
+        model.graph.initializer.append(numpy_helper.from_array(np.zeros(2, dtype), "wide"))
+
+    assert f"node wide: {TensorProto.DataType.Name(kind).lower()} weights" in broken(change)
+
+
+def test_a_resize_with_antialias_is_refused(broken):
+    text = broken(lambda model: replace_attribute(node_of(model, "Resize"), "antialias", 1))
+    assert "mode nearest with antialias: ATC has nearest and linear only" in text
+
+
+def test_a_nearest_resize_in_five_dimensions_is_refused(broken):
+    def change(model):
+        model.graph.initializer.append(numpy_helper.from_array(np.array([1, 1, 1, 2, 2], "f4"), "five"))
+        node = helper.make_node(
+            "Resize", ["pred_masks", "", "five"], ["r"], "deep", mode="nearest", nearest_mode="round_prefer_ceil"
+        )
+        model.graph.node.append(node)
+
+    assert "node deep: Resize: nearest in five dimensions" in broken(change)
+
+
+@pytest.mark.parametrize("attribute, value", (("kernel_shape", [3, 256]), ("strides", [64, 1])))
+def test_convolutions_beyond_atc_s_limits_are_refused(broken, attribute, value):
+    text = broken(lambda model: replace_attribute(node_of(model, "Conv"), attribute, value))
+    assert "Conv: kernel" in text and "ATC takes up to 255 and 63" in text
+
+
+def test_scales_in_a_constant_node_are_constant(onnx_path, tmp_path):
+    model = onnx.load(onnx_path, load_external_data=False)
+    shutil.copy(onnx_path.with_name("sam3.onnx.data"), tmp_path)
+    scales = {name for node in model.graph.node if node.op_type == "Resize" for name in node.input[2:] if name}
+    for tensor in [tensor for tensor in model.graph.initializer if tensor.name in scales]:
+        model.graph.initializer.remove(tensor)
+        model.graph.node.insert(0, helper.make_node("Constant", [], [tensor.name], f"{tensor.name}/C", value=tensor))
+    (tmp_path / "sam3.onnx").write_bytes(model.SerializeToString())
+    assert scales and preflight.check_model(tmp_path / "sam3.onnx")
+
+
 def test_a_renamed_input_is_refused_with_both_sides(broken):
     def change(model):
         value = next(value for value in model.graph.input if value.name == "input_ids")
