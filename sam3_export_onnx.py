@@ -10,8 +10,9 @@ Reads:  config.json, model.safetensors, tokenizer and processor files in --model
 Writes: <output_dir>/sam3.onnx, sam3.onnx.data (the weights), keep_dtype.cfg (for ATC), export_report.json;
         with --layout split instead of the first three sam3_vision.onnx and so on, sam3_text..., sam3_detector..., each
         with its .data and .keep_dtype.cfg, and split.json, which makes the folder a model; with --exemplars also
-        sam3_exemplar...
-Exit:   0 exported (and verified), 1 the graph's answers differ from PyTorch's, 2 wrong usage.
+        sam3_exemplar..., with --clicks sam3_click_neck... and sam3_click...
+Exit:   0 exported (float32 weights verified, others only measured), 1 the graph's answers differ from PyTorch's, which
+        export_report.json then says and sam3_convert_om.sh refuses, 2 wrong usage.
 """
 
 import logging
@@ -50,6 +51,10 @@ def parse_args(argv=None):
         "--exemplars", type=positive_int, metavar="COUNT",
         help="let a split model take, beside the phrase, up to COUNT boxes that show what is meant, or what is not; "
         "none without it",
+    )  # fmt: skip
+    parser.add_argument(
+        "--clicks", type=positive_int, metavar="COUNT",
+        help="let a split model take clicks as well: up to COUNT points, of which a box counts as two; none without it",
     )  # fmt: skip
     parser.add_argument(
         "--image_size", type=positive_int,
@@ -105,20 +110,31 @@ def export(args) -> dict:
     parts = ("single",) if args.layout == "single" else contract.SPLIT
     if args.exemplars:
         parts = (*parts, "exemplar")
+    tracker = None
+    if args.clicks:
+        parts = (*parts, *contract.CLICKS)
+        tracker = checkpoint.load_tracker(args.model_path, sam3)
     models, weight, nodes_traced = text_graph.build(
-        sam3, applied, args.conv_transpose, args.layer_norm, parts, args.taps, args.exemplars or 0, args.weights
-    )
-    del sam3
+        sam3, applied, args.conv_transpose, args.layer_norm, parts, args.taps, args.exemplars or 0, args.weights,
+        tracker, args.clicks or 0,
+    )  # fmt: skip
+    del sam3, tracker
     paths = {part: args.output_dir / f"{contract.STEMS[part]}.onnx" for part in parts}
     (args.output_dir / SPLIT_MANIFEST).unlink(missing_ok=True)
-    for left in args.output_dir.glob(f"{contract.STEMS['exemplar']}.*"):
-        left.unlink()  # of an export with --exemplars, whose detector is replaced
+    for part in contract.OPTIONAL:
+        for left in args.output_dir.glob(f"{contract.STEMS[part]}.*"):
+            left.unlink()  # of an export with --exemplars or --clicks, whose other parts are replaced
     operators, kept = Counter(), {}
     with tqdm(total=4 * parameters, unit="B", unit_scale=True, desc="weights", disable=not sys.stderr.isatty()) as bar:
         for part, model in models.items():
+            keep_list_path(paths[part]).unlink(missing_ok=True)  # never an old list beside a new graph
             graph.save(model, paths[part], weight, bar.update)
             if args.weights != "int8":  # DequantizeLinear is none of ATC's operators
-                preflight.check_model(paths[part], part)
+                try:
+                    preflight.check_model(paths[part], part)
+                except UsageError:
+                    paths[part].unlink()
+                    raise
             operators.update(graph.operator_counts(model))
             kept[part] = text_graph.sensitive_nodes(model, args.target_device)
             files.write_text(keep_list_path(paths[part]), "".join(f"{name}\n" for name in kept[part]))
@@ -135,6 +151,7 @@ def export(args) -> dict:
         "weights": args.weights,
         "taps": args.taps,
         "exemplars": args.exemplars,
+        "clicks": args.clicks,
         "opset": graph.OPSET,
         "ir_version": graph.IR_VERSION,
         "nodes_traced": nodes_traced,
@@ -165,11 +182,11 @@ def verify(model_path: Path, exported: Path, bound: float | None, image_size: in
                 "give --verify never, or more memory"
             ) from None
     worst = {
-        name: max((rows[name] for rows in by_batch.values()), key=lambda row: row["max_abs"])
+        name: max((rows[name] for rows in by_batch.values()), key=lambda row: row["max_abs"] / max(1.0, row["max_ref"]))
         for name in by_batch[VERIFY_BATCHES[0]]
     }
     for name, row in worst.items():
-        print(f"  {name:16s} largest difference {row['max_abs']:.2e} (largest value {row['max_ref']:.1f})")
+        print(f"  {name:26s} largest difference {row['max_abs']:.2e} (largest value {row['max_ref']:.1f})")
     if bound is None:
         return worst
     off = [name for name, row in worst.items() if not row["max_abs"] <= bound * max(1.0, row["max_ref"])]
@@ -180,8 +197,9 @@ def verify(model_path: Path, exported: Path, bound: float | None, image_size: in
 
 def main(argv=None) -> int:
     args = parse_args(argv)
-    if args.exemplars and args.layout == "single":
-        raise UsageError(f"--exemplars {args.exemplars}: only a split model takes boxes; give --layout split")
+    for flag, count, what in (("--exemplars", args.exemplars, "boxes"), ("--clicks", args.clicks, "clicks")):
+        if count and args.layout == "single":
+            raise UsageError(f"{flag} {count}: only a split model takes {what}; give --layout split")
     if args.output_dir.exists() and not args.output_dir.is_dir():
         raise UsageError(f"--output_dir {args.output_dir}: a file of that name is in the way")
     if args.target_device not in ("300I", "800I"):
@@ -207,11 +225,13 @@ def main(argv=None) -> int:
     if args.verify == "always" or (args.verify == "auto" and report["parameters"] <= AUTO_VERIFY_PARAMETERS):
         print(f"against PyTorch at batch {', '.join(map(str, VERIFY_BATCHES))}:")
         bound = VERIFY_BOUND if args.weights == "float32" else None
-        report["verification"] = {
-            "batches": VERIFY_BATCHES,
-            "bound": bound,
-            "outputs": verify(args.model_path, exported, bound, args.image_size),
-        }
+        report["verification"] = {"batches": VERIFY_BATCHES, "bound": bound}
+        try:
+            outputs = verify(args.model_path, exported, bound, args.image_size)
+        except CheckFailed as error:  # on record, so that nobody converts it
+            files.write_json(report_path, report | {"verification": report["verification"] | {"error": str(error)}})
+            raise
+        report["verification"]["outputs"] = outputs
         if bound is None:
             print(
                 f"is {args.weights} good enough? sam3_compare.py --reference {args.model_path} --candidate {exported}"

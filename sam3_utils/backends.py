@@ -8,7 +8,12 @@ asks for another: what an OM was compiled for, otherwise 1), `infer(feeds, taps=
 are numpy arrays by the contract's names; results are float32 whatever the runtime computes in. Taps come back beside
 the outputs, and only those that are asked for.
 
-`exemplars` says how many boxes a list of `contract.BOXES`, the two optional feeds, may hold; None: any number.
+`exemplars` says how many boxes a list of `contract.BOXES`, the two optional feeds, may hold, `clicks` how many points a
+prompt of `click`; None: any number.
+
+For one picture and many questions there is a second way, in steps: `encode_picture` once, then `find` for phrases, and
+`encode_clicks` once before `click`. What the first and third return belongs to the caller, who may keep it for as many
+pictures as there is memory for. Their answers are those of `infer`.
 """
 
 import json
@@ -18,13 +23,13 @@ from pathlib import Path
 
 import numpy as np
 
-from sam3_utils import checkpoint, contract, files, graph
+from sam3_utils import checkpoint, clicks, contract, files, graph
 from sam3_utils.cli import CheckFailed, UsageError
 from sam3_utils.sessions import OmSession, OnnxSession, OpenVinoSession, fastest_cpu, split_device
 from sam3_utils.stages import stage
 
 logger = logging.getLogger(__name__)
-# {"vision": file name, "text": ..., "detector": ...}, and "exemplar" in a model that takes boxes; makes its folder a
+# {"vision": file name, "text": ..., "detector": ...}, and more where boxes or clicks are known; makes its folder a
 # split model. Where several models lie in one folder, as OMs of several batch sizes do, the manifest has another name
 # and is itself what `path` names.
 SPLIT_MANIFEST = "split.json"
@@ -107,7 +112,7 @@ def split_parts(path: Path) -> dict[str, Path]:
     manifest = path / SPLIT_MANIFEST if path.is_dir() else path
     try:
         names = json.loads(manifest.read_text(encoding="utf-8"))
-        wanted = (*contract.SPLIT, "exemplar") if "exemplar" in names else contract.SPLIT
+        wanted = (*contract.SPLIT, *(part for part in contract.OPTIONAL if part in names))
         parts = {part: manifest.parent / Path(names[part]).name for part in wanted}
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{manifest}: not a split model's manifest ({error}); export or convert it again") from None
@@ -158,61 +163,134 @@ class TorchModel:
         self._device = torch.device(kind if kind == "cpu" else f"{kind}:{index}")
         self._path, self._model = path, checkpoint.load_model(path, dtype, image_size).to(self._device)
         self.shapes = checkpoint.model_shapes(self._model.config)
-        self._picture = self._encoded = None
+        self.clicks, self._tracker = None if checkpoint.has_clicks(path) else 0, None
+        self._picture = self._features = None
 
-    def _encode(self, pictures: np.ndarray):
-        """transformers' output of the vision encoder for N x 3 x S x S pictures."""
+    def encode_picture(self, pixel_values: np.ndarray) -> dict:
+        """`contract.TAPS` and `contract.BACKBONE`, on the device, of one picture, 3 x S x S; the last one is kept."""
         import torch
 
-        rows = []
-        for picture in pictures:
-            if self._picture is None or not np.array_equal(picture, self._picture):
-                self._picture = self._encoded = None
-                tensor = torch.from_numpy(picture[None]).to(self._device, self._model.dtype)
-                self._encoded, self._picture = self._model.vision_encoder(tensor), picture.copy()
-            rows.append(self._encoded)
-        levels = {
-            name: tuple(map(torch.cat, zip(*(getattr(row, name) for row in rows), strict=True)))
-            for name in ("fpn_hidden_states", "fpn_position_encoding")
-        }
-        return type(rows[0])(**levels)
+        if self._picture is None or not np.array_equal(pixel_values, self._picture):
+            self._picture = self._features = None
+            tensor = torch.from_numpy(np.ascontiguousarray(pixel_values[None])).to(self._device, self._model.dtype)
+            with torch.inference_mode(), stage("vision"):
+                vision = self._model.vision_encoder(tensor)
+            self._features = dict(zip(contract.TAPS, vision.fpn_hidden_states))
+            side = vision.fpn_hidden_states[2].shape[-1]
+            self._features["backbone_features"] = vision.last_hidden_state.transpose(1, 2).unflatten(2, (side, side))
+            self._picture = pixel_values.copy()
+        return self._features
 
     def infer(self, feeds: dict[str, np.ndarray], taps: tuple[str, ...] = ()) -> dict[str, np.ndarray]:
-        """Run one batch; see the module's docstring. Rows without a box are run as transformers runs those that come
-        without a list of boxes: an empty list would count for it, as a token of its own."""
+        """Run one batch; see the module's docstring."""
         contract.check_feeds(feeds, contract.single_inputs(self.shapes))
-        contract.check_boxes(feeds, len(feeds["input_ids"]), self.exemplars, str(self._path))
-        labels = feeds.get("input_boxes_labels", np.empty((len(feeds["input_ids"]), 0)))
+        rows = []
+        for picture in feeds["pixel_values"]:
+            features = self.encode_picture(picture)
+            rows.append([features[name] for name in contract.TAPS])
+        return self._detect(rows, feeds, taps)
+
+    def find(self, features: dict, prompts: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The contract's outputs of n phrases on one picture.
+
+        Args:
+            features: from `encode_picture`.
+            prompts: the contract's inputs but `pixel_values`, n rows.
+        """
+        row = [features[name] for name in contract.TAPS]
+        return self._detect([row] * len(prompts["input_ids"]), prompts, ())
+
+    def _detect(self, levels: list, prompts: dict[str, np.ndarray], taps: tuple[str, ...]) -> dict[str, np.ndarray]:
+        """Rows without a box are run as transformers runs those that come without a list of boxes: an empty list would
+        count for it, as a token of its own."""
+        contract.check_boxes(prompts, len(levels), self.exemplars, str(self._path))
+        labels = prompts.get("input_boxes_labels", np.empty((len(levels), 0)))
         boxed = (labels != contract.NO_BOX).any(axis=1)
         results: dict[str, np.ndarray] = {}
-        for rows, names in ((~boxed, contract.INPUTS), (boxed, contract.INPUTS | contract.BOXES)):
+        words = ("input_ids", "attention_mask")
+        for rows, names in ((~boxed, words), (boxed, (*words, *contract.BOXES))):
             if rows.any():
-                for name, array in self._answer({name: feeds[name][rows] for name in names}, taps).items():
+                chosen = [row for row, wanted in zip(levels, rows) if wanted]
+                for name, array in self._answer(chosen, {name: prompts[name][rows] for name in names}, taps).items():
                     results.setdefault(name, np.empty((len(rows), *array.shape[1:]), np.float32))[rows] = array
         return results
 
-    def _answer(self, feeds: dict[str, np.ndarray], taps: tuple[str, ...]) -> dict[str, np.ndarray]:
+    def _answer(self, levels: list, prompts: dict[str, np.ndarray], taps: tuple[str, ...]) -> dict[str, np.ndarray]:
         import torch
+        from transformers.models.sam3.modeling_sam3 import Sam3VisionEncoderOutput
 
-        tensors = {
-            name: torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
-            for name, array in feeds.items()
-            if name != "pixel_values"
-        }
+        tensors = {name: torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+                   for name, array in prompts.items()}  # fmt: skip
         if "input_boxes" in tensors:
             tensors["input_boxes"] = tensors["input_boxes"].to(self._model.dtype)
-        with torch.inference_mode():
-            with stage("vision"):
-                vision = self._encode(np.ascontiguousarray(feeds["pixel_values"]))
-            with stage("text and detector"):
-                outputs = self._model(vision_embeds=vision, **tensors)
+        with torch.inference_mode(), stage("text and detector"):
+            maps = [torch.cat(level) for level in zip(*levels, strict=True)]
+            encoding = self._model.vision_encoder.neck.position_encoding
+            places = [encoding(level.shape, level.device, level.dtype) for level in maps]
+            # transformers leaves the coarsest level out, which is not kept here.
+            vision = Sam3VisionEncoderOutput(fpn_hidden_states=(*maps, None), fpn_position_encoding=(*places, None))
+            outputs = self._model(vision_embeds=vision, **tensors)
         results = {name: outputs[name] for name in contract.OUTPUTS}
-        results |= {name: vision.fpn_hidden_states[contract.TAPS.index(name)] for name in taps}
+        results |= {name: maps[contract.TAPS.index(name)] for name in taps}
         return _finite({name: tensor.float().cpu().numpy() for name, tensor in results.items()})
+
+    def encode_clicks(self, features: dict) -> dict:
+        """`contract.CLICK_FEATURES` of a picture from `encode_picture`, on the device."""
+        import torch
+
+        _check_clicks(self, 1)
+        if self._tracker is None:
+            self._tracker = checkpoint.load_tracker(self._path, self._model)
+        with torch.inference_mode(), stage("click_neck"):
+            decoder = self._tracker.mask_decoder
+            (fine, middle, coarse, _), _ = self._tracker.vision_encoder.neck(features["backbone_features"])
+            return dict(zip(contract.CLICK_FEATURES, (decoder.conv_s0(fine), decoder.conv_s1(middle), coarse)))
+
+    def click(
+        self,
+        features: dict,
+        points: np.ndarray,
+        labels: np.ndarray,
+        masks: np.ndarray | None = None,
+        multimask: bool = False,
+    ) -> dict[str, np.ndarray]:
+        """See `SplitModel.click`."""
+        import torch
+
+        _check_clicks(self, points.shape[1])
+        levels = [features[name] for name in contract.CLICK_FEATURES]
+        dtype, answers = self._tracker.dtype, []
+        for row, (places, kinds) in enumerate(zip(points, labels)):
+            corners = [places[kinds == kind] for kind in (contract.TOP_LEFT, contract.BOTTOM_RIGHT)]
+            clicked = np.isin(kinds, (0, 1))
+            box = points_given = kinds_given = None
+            if len(corners[0]):
+                box = torch.from_numpy(np.concatenate(corners, axis=1)[None]).to(self._device, dtype)
+            if clicked.any():
+                points_given = torch.from_numpy(places[clicked][None, None]).to(self._device, dtype)
+                kinds_given = torch.from_numpy(kinds[clicked][None, None]).to(self._device)
+            earlier = None if masks is None else torch.from_numpy(masks[row : row + 1]).to(self._device, dtype)
+            with torch.inference_mode(), stage("click"):
+                outputs = self._tracker(
+                    image_embeddings=levels, input_points=points_given, input_labels=kinds_given, input_boxes=box,
+                    input_masks=earlier, multimask_output=multimask,
+                )  # fmt: skip
+            answers.append([outputs[name][0].float().cpu().numpy() for name in contract.CLICK_OUTPUTS])
+        return _finite(dict(zip(contract.CLICK_OUTPUTS, map(np.concatenate, zip(*answers, strict=True)))))
 
     def close(self) -> None:
         """Free the model's memory."""
-        self._model = self._picture = self._encoded = None
+        self._model = self._tracker = self._picture = self._features = None
+
+
+def _check_clicks(model, points: int) -> None:
+    """Raises UsageError unless the model takes clicks, and as many points."""
+    if model.clicks is not None and points > model.clicks:
+        where = model._path
+        if model.runtime == "torch":
+            raise UsageError(f"{where}: holds no click branch (no tracker_neck. in its weights)")
+        remedy = f"export it with --layout split --clicks {points}"
+        raise UsageError(f"{where}: takes {model.clicks or 'no'} points in a prompt, not {points}; {remedy}")
 
 
 def _shapes(sizes: dict, batch: int | None) -> contract.ModelShapes:
@@ -222,7 +300,7 @@ def _shapes(sizes: dict, batch: int | None) -> contract.ModelShapes:
 class GraphModel:
     """The single graph on one runtime."""
 
-    exemplars = 0
+    exemplars = clicks = 0
 
     def __init__(self, path: Path, device: str | None, dtype: str = "float32"):
         self._path, self._session = path, open_session(path, device, dtype)
@@ -243,6 +321,24 @@ class GraphModel:
         contract.check_boxes(feeds, len(feeds["input_ids"]), self.exemplars, str(self._path))
         with stage("model"):
             return _finite(self._session.run(feeds, [*contract.OUTPUTS, *taps]))
+
+    def encode_picture(self, pixel_values: np.ndarray) -> dict[str, np.ndarray]:
+        """Nothing is kept apart from the picture itself: the graph is one."""
+        return {"pixel_values": pixel_values[None]}
+
+    def find(self, features: dict, prompts: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """See `SplitModel.find`."""
+        count, size, found = len(prompts["input_ids"]), self.batch_size, []
+        for start in range(0, count, size):
+            rows = np.arange(start, start + size).clip(max=count - 1)
+            feeds = {name: array[rows] for name, array in prompts.items()}
+            feeds["pixel_values"] = np.repeat(features["pixel_values"], size, axis=0)
+            found.append({name: array[: count - start] for name, array in self.infer(feeds).items()})
+        return {name: np.concatenate([part[name] for part in found]) for name in contract.OUTPUTS}
+
+    def encode_clicks(self, features: dict) -> dict:
+        """Raises UsageError: clicks need a split model."""
+        _check_clicks(self, 1)
 
     def compute_times(self) -> list[float]:
         """See `OmSession.compute_times`."""
@@ -281,6 +377,12 @@ class SplitModel:
                 sizes |= found
             if ("exemplar" in self._sessions) != ("exemplar_mask" in self._sessions["detector"].inputs):
                 raise UsageError(f"{path}: only one of detector and exemplar knows boxes; export or convert it again")
+            given = [
+                "backbone_features" in self._sessions["vision"].outputs,
+                *(p in self._sessions for p in contract.CLICKS),
+            ]
+            if "click_neck" in self._sessions and not all(given):
+                raise UsageError(f"{path}: only a part of its files knows clicks; export or convert it again")
         except UsageError:
             self.close()
             raise
@@ -290,7 +392,8 @@ class SplitModel:
         self._no_exemplars = {
             name: np.zeros((1, *detector[name][1][1:]), np.float32) for name in contract.EXEMPLARS if name in detector
         }
-        self.exemplars = sizes.get("K", 0)
+        self.exemplars, self.clicks = sizes.get("K", 0), sizes.get("L", 0)
+        self._kept = [*contract.TAPS, *(contract.BACKBONE if self.clicks else ())]
         self.shapes = _shapes(sizes, None)
         self.batch_size = self._rows or 1
         first = self._sessions["vision"]
@@ -300,7 +403,7 @@ class SplitModel:
 
     @staticmethod
     def _check_batches(path: Path, part: str, sizes: dict) -> None:
-        batch = sizes["N" if part == "text" else "P"]
+        batch = sizes["N" if part in ("text", "click") else "P"]
         if part != "detector" and batch not in (None, 1):
             raise UsageError(f"{path}: compiled for batches of {batch}; compile {part} for a batch of 1")
         if part == "detector" and sizes["P"] not in (None, 1, sizes["N"]):
@@ -312,11 +415,12 @@ class SplitModel:
             return _finite(self._sessions[part].run(feeds, list(names)))
 
     def encode_picture(self, pixel_values: np.ndarray) -> dict[str, np.ndarray]:
-        """Feature levels, 1 x C x A x A and so on, of one picture, 3 x S x S; the last one is kept."""
+        """`contract.TAPS`, and `contract.BACKBONE` where clicks are known, of one picture, 3 x S x S; the last one is
+        kept."""
         if self._picture is None or not np.array_equal(pixel_values, self._picture):
             # Forgotten first: two pictures' features need not be in memory at once.
             self._picture, self._levels = None, {}
-            self._levels = self._run("vision", {"pixel_values": pixel_values[None]}, contract.TAPS)
+            self._levels = self._run("vision", {"pixel_values": pixel_values[None]}, self._kept)
             self._picture = pixel_values.copy()
         return self._levels
 
@@ -367,24 +471,77 @@ class SplitModel:
             rows = np.arange(start, start + (self._rows or count)).clip(max=count - 1)  # a short last batch is padded
             feeds = {"text_features": text_features[rows], "attention_mask": attention_mask[rows]}
             copies = self._pictures or 1
-            feeds |= {name: np.repeat(level, copies, axis=0) for name, level in levels.items()}
+            feeds |= {name: np.repeat(levels[name], copies, axis=0) for name in contract.TAPS}
             feeds |= {name: np.concatenate([lists[row][name] for row in rows]) for name in self._no_exemplars}
             for name, array in self._run("detector", feeds, contract.OUTPUTS).items():
                 found[name].append(array[: count - start])
         return {name: np.concatenate(arrays) for name, arrays in found.items()}
 
+    def find(self, features: dict, prompts: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The contract's outputs of n phrases on one picture.
+
+        Args:
+            features: from `encode_picture`.
+            prompts: the contract's inputs but `pixel_values`, n rows.
+        """
+        ids, masks = prompts["input_ids"], prompts["attention_mask"]
+        contract.check_boxes(prompts, len(ids), self.exemplars, str(self._path))
+        texts = np.concatenate([self.encode_phrase(*pair) for pair in zip(ids, masks)])
+        return self.detect(features, texts, masks, *(prompts[name] for name in contract.BOXES if name in prompts))
+
+    def encode_clicks(self, features: dict) -> dict[str, np.ndarray]:
+        """`contract.CLICK_FEATURES` of a picture from `encode_picture`."""
+        _check_clicks(self, 1)
+        feeds = {name: features[name] for name in contract.BACKBONE}
+        return self._run("click_neck", feeds, contract.CLICK_FEATURES)
+
+    def click(
+        self,
+        features: dict,
+        points: np.ndarray,
+        labels: np.ndarray,
+        masks: np.ndarray | None = None,
+        multimask: bool = False,
+    ) -> dict[str, np.ndarray]:
+        """Answer N prompts on one picture, one by one.
+
+        Args:
+            features: from `encode_clicks`.
+            points: (N, n, 2) float32 x, y in pixels of the S x S picture. labels: (N, n) int64, see `contract`.
+            masks: (N, 1, A, A) float32 logits of earlier answers, or None.
+            multimask: three masks a prompt, otherwise one, see `clicks.choose`.
+
+        Returns:
+            pred_masks (N, K, A, A) logits, iou_scores (N, K), object_score_logits (N, 1).
+
+        Raises:
+            UsageError: the model takes no clicks, or fewer points.
+        """
+        _check_clicks(self, points.shape[1])
+        room = self.clicks - points.shape[1]
+        shape = self._sessions["click"].inputs["input_masks"][1][1:]
+        answers = []
+        for row in range(len(points)):
+            feeds = {name: features[name] for name in contract.CLICK_FEATURES} | {
+                "input_points": np.pad(points[row], ((0, room), (0, 0)))[None],
+                "input_labels": np.pad(labels[row], (0, room), constant_values=contract.NO_POINT)[None],
+                "input_masks": np.zeros((1, *shape), np.float32) if masks is None else masks[row : row + 1],
+                "has_input_masks": np.full((1, 1), masks is not None, np.float32),
+            }
+            answers.append(self._run("click", feeds, contract.CLICK_OUTPUTS))
+        answers = {name: np.concatenate([answer[name] for answer in answers]) for name in contract.CLICK_OUTPUTS}
+        return clicks.choose(answers, multimask)
+
     def infer(self, feeds: dict[str, np.ndarray], taps: tuple[str, ...] = ()) -> dict[str, np.ndarray]:
         """Run any number of rows; see the module's docstring."""
         contract.check_feeds(feeds, contract.single_inputs(self.shapes))
-        pictures, ids, masks = (feeds[name] for name in contract.INPUTS)
-        contract.check_boxes(feeds, len(ids), self.exemplars, str(self._path))
-        boxes = [feeds[name] for name in contract.BOXES if name in feeds]
-        texts = np.concatenate([self.encode_phrase(*pair) for pair in zip(ids, masks)])
-        starts = [row for row in range(len(ids)) if not row or not np.array_equal(pictures[row], pictures[row - 1])]
-        parts = []
-        for start, end in zip(starts, [*starts[1:], len(ids)]):
+        pictures, prompts = feeds["pixel_values"], {name: feeds[name] for name in feeds if name != "pixel_values"}
+        count, parts = len(pictures), []
+        contract.check_boxes(feeds, count, self.exemplars, str(self._path))  # with the rows' numbers in the batch
+        starts = [row for row in range(count) if not row or not np.array_equal(pictures[row], pictures[row - 1])]
+        for start, end in zip(starts, [*starts[1:], count]):
             levels = self.encode_picture(pictures[start])
-            outputs = self.detect(levels, *(array[start:end] for array in (texts, masks, *boxes)))
+            outputs = self.find(levels, {name: array[start:end] for name, array in prompts.items()})
             parts.append(outputs | {name: np.repeat(levels[name], end - start, axis=0) for name in taps})
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 

@@ -4,6 +4,7 @@
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -182,6 +183,51 @@ def load_model(folder: Path, dtype: str = "float32", image_size: int | None = No
     return model.eval()
 
 
+def has_clicks(folder: Path) -> bool:
+    """Does the weight folder, which `check_weight_files` has let pass, hold SAM3's click branch too?"""
+    from safetensors import safe_open
+
+    with safe_open(folder / WEIGHTS, framework="numpy") as file:
+        return any(key.startswith("tracker_neck.") for key in file.keys())
+
+
+def load_tracker(folder: Path, sam3):
+    """The click branch of a checkpoint folder, a `Sam3TrackerModel` in eval mode that shares the ViT of `sam3`, a
+    `Sam3Model` of the same folder, and takes on its dtype, device and picture size.
+
+    Raises:
+        UsageError: the folder holds no click branch, or its weights do not fit the model tensor by tensor.
+    """
+    if not has_clicks(folder):
+        raise UsageError(f"{folder / WEIGHTS}: no tracker_neck. in it: this checkpoint knows words, not clicks")
+    transformers = _transformers()
+    import torch
+    from safetensors import safe_open
+
+    try:
+        config = transformers.Sam3TrackerConfig.from_pretrained(folder, local_files_only=True)
+        config = transformers.Sam3TrackerConfig(**config.tracker_config)
+        vision, size = config.vision_config, sam3.config.vision_config.image_size
+        vision.image_size = config.prompt_encoder_config.image_size = size
+        vision.backbone_feature_sizes = sam3.config.vision_config.backbone_feature_sizes
+        with torch.device("meta"):
+            tracker = transformers.Sam3TrackerModel(config).eval()
+        tensors, wanted = {}, tracker.state_dict()
+        with safe_open(folder / WEIGHTS, framework="pt") as file:
+            for key in file.keys():
+                name = re.sub("^tracker_neck", "vision_encoder.neck", key.removeprefix("tracker_model."))
+                if name in wanted and key.startswith("tracker_"):
+                    tensors[name] = file.get_tensor(key).to(sam3.device, sam3.dtype)
+        missing, _ = tracker.load_state_dict(tensors, strict=False, assign=True)
+    except (RuntimeError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UsageError(f"{folder}: its click branch cannot be loaded: {str(error)[:300]}; {DOWNLOAD_HINT}") from None
+    missing = [name for name in missing if not name.startswith("vision_encoder.backbone.")]
+    if missing:
+        raise UsageError(f"{folder / WEIGHTS}: does not fit SAM3: {_named(missing)} missing; {DOWNLOAD_HINT}")
+    tracker.vision_encoder.backbone = sam3.vision_encoder.backbone
+    return tracker.requires_grad_(False)
+
+
 def empty_model(folder: Path):
     """The text branch of a checkpoint folder on the meta device: its structure, without a weight in memory.
 
@@ -214,6 +260,7 @@ def tensor_sizes(config) -> dict[str, int]:
         "Q": config.detr_decoder_config.num_queries,
         "M": config.vision_config.backbone_feature_sizes[0][0],
         "C": config.vision_config.fpn_hidden_size,
+        "D": config.vision_config.backbone_config.hidden_size,
     }
 
 

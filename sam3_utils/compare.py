@@ -17,7 +17,13 @@ from sam3_utils import contract
 from sam3_utils.backends import is_split, split_parts
 from sam3_utils.cli import CheckFailed, UsageError
 from sam3_utils.datasets import Sample, read_coco
-from sam3_utils.differences import compare_detections, difference_figures, difference_row, iou, output_differences
+from sam3_utils.differences import (
+    compare_detections,
+    difference_figures,
+    difference_row,
+    iou,
+    output_differences,
+)
 from sam3_utils.images import PictureError, load_rgb, prepare
 from sam3_utils.pipeline import run_batches
 from sam3_utils.prompts import encode_phrases
@@ -55,6 +61,37 @@ def random_boxes(count: int, batch: int, seed: int = 0) -> dict[str, np.ndarray]
     }
 
 
+def random_clicks(count: int, image_size: int, batch: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """`input_points` and `input_labels` of prompts with up to `count` points: clicks alone, a box, or both, in turn."""
+    rng = np.random.default_rng(seed)
+    points = rng.uniform(0, image_size, (batch, count, 2)).astype(np.float32)
+    labels = rng.integers(0, 2, (batch, count))
+    for row in range(batch):
+        used = rng.integers(1, count + 1)
+        if row % 3 and count > 1:  # the two corners first, then clicks, or none
+            points[row, :2].sort(axis=0)
+            labels[row, :2] = contract.TOP_LEFT, contract.BOTTOM_RIGHT
+            used = 2 if row % 3 == 1 else max(2, used)
+        labels[row, used:] = contract.NO_POINT
+    return points, labels
+
+
+def _click_differences(reference, candidate, feeds: dict, batch: int) -> dict[str, dict]:
+    """The worst of `output_differences` over prompts with and without earlier masks, of three masks and of one."""
+    features = [model.encode_clicks(model.encode_picture(feeds["pixel_values"][0])) for model in (reference, candidate)]
+    points, labels = random_clicks(candidate.clicks, reference.shapes.image_size, batch, seed=batch)
+    earlier, worst = None, {}
+    for multimask in (True, False):
+        answers = [
+            model.click(found, points, labels, earlier, multimask)
+            for model, found in zip((reference, candidate), features)
+        ]
+        for name, row in output_differences(*answers).items():
+            worst[f"click {name}"] = max(worst.get(f"click {name}", row), row, key=lambda row: row["max_abs"])
+        earlier = np.ascontiguousarray(answers[0]["pred_masks"][:, :1])
+    return worst
+
+
 def verify_onnx(
     checkpoint_path: Path, onnx_path: Path, batches: tuple[int, ...], image_size: int | None
 ) -> dict[int, dict]:
@@ -74,6 +111,8 @@ def verify_onnx(
         if candidate.exemplars:
             feeds |= random_boxes(candidate.exemplars, batch, seed=batch)
         differences[batch] = output_differences(reference.infer(feeds), candidate.infer(feeds))
+        if candidate.clicks:
+            differences[batch] |= _click_differences(reference, candidate, feeds, batch)
     return differences
 
 
@@ -208,25 +247,48 @@ def paired_outputs(
     yield from zip(samples, *map(rows, models, batch_sizes))
 
 
-def slot_difference(model, batch_size: int, processor, sample: Sample, tokens: dict) -> dict:
-    """The same picture and phrase in every slot of one batch: how far the worst slot is from slot 0.
+def slot_difference(model, batch_size: int, processor, samples: list[Sample], tokens: dict) -> dict:
+    """Does a sample's answer depend on its place in the batch, or on its neighbours?
+
+    One sample in every place, then a different one in each, then in each place the next of them: an answer that comes
+    from another place's input is not the same in all three.
 
     Returns:
-        relative (as in `difference_figures`), and the output and the slot where it is.
+        relative (as in `difference_figures`), and the output and the place where it is worst.
 
     Raises:
         NotFinite: an output is not finite.
     """
-    pixel_values = prepare(processor, load_rgb(sample.path, sample.size))
-    feeds = dict(zip(contract.INPUTS, (pixel_values, *tokens[sample.prompt])))
-    outputs = model.infer({name: np.repeat(array[None], batch_size, axis=0) for name, array in feeds.items()})
+    rows = []
+    for slot in range(batch_size):
+        sample = samples[slot % len(samples)]
+        picture = prepare(processor, load_rgb(sample.path, sample.size))
+        # Few pictures still fill a batch: rolled to the side, each is another one.
+        picture = np.roll(picture, slot * picture.shape[-1] // batch_size, axis=-1)
+        rows.append(dict(zip(contract.INPUTS, (picture, *tokens[sample.prompt]))))
+    order = np.arange(batch_size)
+
+    def infer(numbers):
+        return model.infer({name: np.stack([rows[number][name] for number in numbers]) for name in contract.INPUTS})
+
+    def worst(pairs):
+        return max(
+            (
+                {"relative": difference_figures([difference_row(first, second)])["relative"],
+                 "output": name, "slot": slot, "batch": batch_size}
+                for name, first, second, slot in pairs
+            ),
+            key=lambda found: found["relative"],
+        )  # fmt: skip
+
+    same = infer(order * 0)
+    alike = worst((name, array[0], array[slot], slot) for name, array in same.items() for slot in range(1, batch_size))
+    mixed, moved = infer(order), infer((order + 1) % batch_size)
     return max(
-        (
-            {"relative": difference_figures([difference_row(array[0], array[slot])])["relative"],
-             "output": name, "slot": slot, "batch": batch_size}
-            for name, array in outputs.items()
-            for slot in range(1, batch_size)
-        ),
+        alike,
+        worst((name, array[0], mixed[name][0], 0) for name, array in same.items()),
+        worst((name, array[slot], moved[name][slot - 1], slot)
+              for name, array in mixed.items() for slot in range(batch_size)),
         key=lambda found: found["relative"],
     )  # fmt: skip
 
@@ -239,7 +301,7 @@ def compare_models(
     Returns:
         outputs: name -> `difference_figures`, taps included.
         detections: reference, candidate, gained, lost: sums of `compare_detections`.
-        mask_ious, mask_shifts: of each query slot that detects in both models.
+        mask_ious, mask_shifts, box_ious: of each query slot that detects in both models.
         merged_ious: of the merged masks of each sample where at least one model detects something.
         worst: the sample of the smallest of them and its two merged masks, or None.
 
@@ -250,7 +312,7 @@ def compare_models(
 
     rows: dict[str, list] = {}
     detections = dict.fromkeys(("reference", "candidate", "gained", "lost"), 0)
-    mask_ious, mask_shifts, merged_ious, worst = [], [], [], None
+    mask_ious, mask_shifts, box_ious, merged_ious, worst = [], [], [], [], None
     pairs = paired_outputs(models, batch_sizes, processor, samples, tokens)
     for sample, reference, candidate in tqdm(pairs, total=len(samples), unit="sample", disable=None):
         for name in reference:
@@ -260,6 +322,7 @@ def compare_models(
             detections[name] += found[name]
         mask_ious += found["ious"]
         mask_shifts += found["shifts"]
+        box_ious += found["box_ious"]
         if found["reference"] or found["candidate"]:
             agreement = iou(*found["unions"])
             if worst is None or agreement < min(merged_ious):
@@ -270,6 +333,7 @@ def compare_models(
         "detections": detections,
         "mask_ious": mask_ious,
         "mask_shifts": mask_shifts,
+        "box_ious": box_ious,
         "merged_ious": merged_ious,
         "worst": worst,
     }

@@ -32,6 +32,20 @@ detector gets as further inputs; T is K + 1:
 
     exemplar_features  float32  N x T x C                features of the boxes, and of the list as a whole
     exemplar_mask      float32  N x T                    1 for features that count, 0 for padding
+
+A split model may know clicks, by SAM3's tracker, which shares the ViT. Then `vision` gives one tensor more, of which a
+graph `click_neck` makes what `click` needs, once a picture:
+
+    backbone_features  float32  P x D x G x G            the ViT's states
+    click_feat_0..2    float32  P x U x A x A and so on  the picture's features for clicks, fine to coarse
+
+    input   input_points         float32  N x L x 2      x, y in pixels of the S x S picture
+    input   input_labels         int64    N x L          1 this, 0 not this, 2 and 3 a box's two corners, -10 no point
+    input   input_masks          float32  N x 1 x A x A  logits of an earlier answer
+    input   has_input_masks      float32  N x 1          1 where there is one, 0 where not
+    output  pred_masks           float32  N x 4 x A x A  mask logits: for a clear prompt, then three to choose from
+    output  iou_scores           float32  N x 4          how good each mask is thought to be, 0..1
+    output  object_score_logits  float32  N x 1          is there an object?
 """
 
 from dataclasses import dataclass
@@ -66,6 +80,25 @@ BOXES = {"input_boxes": ("float32", ("N", "K", 4)), "input_boxes_labels": ("int6
 # Further inputs of a detector that knows box exemplars.
 EXEMPLARS = {"exemplar_features": ("float32", ("N", "T", "C")), "exemplar_mask": ("float32", ("N", "T"))}
 BOX_MARGIN = 1e-5  # how far beyond the picture's edge roundings may put a box's
+BACKBONE = {"backbone_features": ("float32", ("P", "D", "G", "G"))}
+CLICK_FEATURES = {
+    "click_feat_0": ("float32", ("P", "U", "A", "A")),
+    "click_feat_1": ("float32", ("P", "V", "B", "B")),
+    "click_feat_2": ("float32", ("P", "W", "G", "G")),
+}
+CLICK_MASKS = 4
+NO_POINT, TOP_LEFT, BOTTOM_RIGHT = -10, 2, 3  # labels of input_labels beside 1 and 0
+CLICK_PROMPT = {
+    "input_points": ("float32", ("N", "L", 2)),
+    "input_labels": ("int64", ("N", "L")),
+    "input_masks": ("float32", ("N", 1, "A", "A")),
+    "has_input_masks": ("float32", ("N", 1)),
+}
+CLICK_OUTPUTS = {
+    "pred_masks": ("float32", ("N", CLICK_MASKS, "A", "A")),
+    "iou_scores": ("float32", ("N", CLICK_MASKS)),
+    "object_score_logits": ("float32", ("N", 1)),
+}
 # part: (inputs, outputs)
 PARTS = {
     "single": (INPUTS, OUTPUTS),
@@ -77,9 +110,14 @@ PARTS = {
         {name: (dtype, ("P", *shape[1:])) for name, (dtype, shape) in tensors.items()}
         for tensors in ({"fpn_feat_2": _LEVELS["fpn_feat_2"]} | BOXES, EXEMPLARS)
     ),
+    "click_neck": (BACKBONE, CLICK_FEATURES),
+    "click": (CLICK_FEATURES | CLICK_PROMPT, CLICK_OUTPUTS),
 }
-SPLIT = ("vision", "text", "detector")  # and "exemplar" in a model that knows boxes
-STEMS = {"single": "sam3"} | {part: f"sam3_{part}" for part in (*SPLIT, "exemplar")}  # of .onnx and .om files
+SPLIT = ("vision", "text", "detector")
+CLICKS = ("click_neck", "click")
+OPTIONAL = ("exemplar", *CLICKS)  # parts of a split model that knows boxes, and clicks
+STEMS = {"single": "sam3"} | {part: f"sam3_{part}" for part in (*SPLIT, *OPTIONAL)}  # of .onnx and .om files
+_OF_THE_PICTURE = {*TAPS, *BACKBONE, *CLICK_FEATURES}
 
 
 @dataclass(frozen=True)
@@ -166,7 +204,7 @@ def check_feeds(feeds: dict, inputs: dict) -> None:
     batch: dict[str, int] = {}
     for name, (dtype, shape) in inputs.items():
         array = feeds[name]
-        symbol = "P" if name in TAPS else "N"
+        symbol = "P" if name in _OF_THE_PICTURE else "N"
         first = shape[0] if shape[0] is not None else batch.setdefault(symbol, len(array))
         if array.dtype.name != dtype or array.shape != (first, *shape[1:]):
             raise ValueError(f"{name}: {array.dtype.name} {array.shape}, the model takes {dtype} {(first, *shape[1:])}")

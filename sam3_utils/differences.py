@@ -22,7 +22,7 @@ def output_differences(reference: dict, candidate: dict) -> dict[str, dict[str, 
             "max_abs": float(np.abs(candidate[name] - reference[name]).max()),
             "max_ref": float(np.abs(reference[name]).max()),
         }
-        for name in contract.OUTPUTS
+        for name in reference
     }
 
 
@@ -86,6 +86,7 @@ def compare_detections(sample: Sample, reference: dict, candidate: dict, score_t
         reference, candidate: how many queries score above the threshold; gained, lost: how many do so on one side only.
         ious: IoU of the picture-size masks of each query that both detect (1 when both masks are empty).
         shifts: `mask_shift` of the same queries.
+        box_ious: IoU of their boxes. Over all queries the many that detect nothing would hide a wrong one.
         unions: both sides' merged masks, (height, width) bool, as the COCO evaluator merges them.
     """
     sides = (reference, candidate)
@@ -101,6 +102,7 @@ def compare_detections(sample: Sample, reference: dict, candidate: dict, score_t
         "lost": int((first & ~second).sum()),
         "ious": [iou(*masks) for chunks in zip(*resized) for masks in zip(*chunks)],
         "shifts": [mask_shift(*masks) for masks in zip(*(side["pred_masks"][both] for side in sides))],
+        "box_ious": [box_iou(*boxes) for boxes in zip(*(side["pred_boxes"][both] for side in sides))],
         "unions": [
             union_mask(side["pred_masks"][kept], sample.size, MASK_THRESHOLD)
             for side, kept in zip(sides, (first, second))
@@ -112,6 +114,15 @@ def iou(first: np.ndarray, second: np.ndarray) -> float:
     """Intersection over union of two bool masks; 1 when both are empty."""
     union = np.count_nonzero(first | second)
     return np.count_nonzero(first & second) / union if union else 1.0
+
+
+def box_iou(first: np.ndarray, second: np.ndarray) -> float:
+    """Intersection over union of two boxes, xyxy; 1 when both are empty."""
+    corners = np.stack([first, second]).astype(np.float64)
+    sides = (corners[:, 2:] - corners[:, :2]).clip(min=0)
+    common = (corners[:, 2:].min(0) - corners[:, :2].max(0)).clip(min=0).prod()
+    union = sides.prod(1).sum() - common
+    return float(common / union) if union > 0 else 1.0
 
 
 def mask_shift(reference: np.ndarray, candidate: np.ndarray) -> float:
@@ -130,8 +141,8 @@ def judge(compared: dict, slots: dict[str, dict], limits: dict[str, float]) -> l
 
     Args:
         slots: side -> its `slot_difference`; sides with batches of one are left out.
-        limits: min_cosine, max_relative_difference, max_level_difference, min_mask_iou, max_mask_shift, min_mean_iou,
-            max_changed_detections.
+        limits: min_cosine, max_relative_difference, max_level_difference, min_mask_iou, max_mask_shift, min_box_iou,
+            min_mean_iou, max_changed_detections.
 
     Returns:
         For each gate: gate, of (what it judges), value, sign ("<=" or ">="), bound, passed. Gates that have nothing to
@@ -156,6 +167,7 @@ def judge(compared: dict, slots: dict[str, dict], limits: dict[str, float]) -> l
         pairs = f"worst of {len(compared['mask_ious'])} masks"
         gate("mask IoU", pairs, min(compared["mask_ious"]), ">=", limits["min_mask_iou"])
         gate("mask shift (cells)", pairs, max(compared["mask_shifts"]), "<=", limits["max_mask_shift"])
+        gate("box IoU", pairs.replace("masks", "boxes"), min(compared["box_ious"]), ">=", limits["min_box_iou"])
     if compared["merged_ious"]:
         samples = len(compared["merged_ious"])
         gate("Mean IoU", f"{samples} samples", sum(compared["merged_ious"]) / samples, ">=", limits["min_mean_iou"])

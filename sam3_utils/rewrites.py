@@ -161,6 +161,14 @@ class DecomposedLayerNorm(nn.Module):
         return centred / deviation * self.weight + self.bias
 
 
+def decompose_layer_norms(model: nn.Module) -> None:
+    """Put a `DecomposedLayerNorm` in the place of every `nn.LayerNorm`."""
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, nn.LayerNorm):
+                setattr(module, name, DecomposedLayerNorm(child))
+
+
 class LinearPatchEmbedding(nn.Module):
     """Patch embedding as one MatMul.
 

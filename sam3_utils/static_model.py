@@ -79,7 +79,8 @@ class FPNLayer(nn.Module):
 
 
 class VisionEncoder(nn.Module):
-    """ViT and neck: (N, 3, S, S) pictures to the three feature levels that the text branch uses, fine to coarse."""
+    """ViT and neck: (N, 3, S, S) pictures to the three feature levels that the text branch uses, fine to coarse, and
+    the ViT's own (N, hidden, grid, grid) states, which the click branch takes."""
 
     def __init__(self, source: nn.Module, names: tuple[str, ...], conv_transpose: str):
         super().__init__()
@@ -132,7 +133,7 @@ class VisionEncoder(nn.Module):
         if window != self.grid:
             states = self._from_windows(states, window)
         states = states.permute(0, 2, 1).reshape(-1, self.hidden, self.grid, self.grid)
-        return tuple(level(states) for level in self.neck)
+        return *(level(states) for level in self.neck), states
 
 
 class TextLayer(nn.Module):
@@ -485,20 +486,18 @@ class TextBranch(nn.Module):
             self.exemplar_encoder = ExemplarEncoder(sam3.geometry_encoder, exemplars, grid, position)
             self.prompt_mask = PromptMask(prompt)
         if layer_norm == "decomposed":
-            for module in list(self.modules()):
-                for name, child in module.named_children():
-                    if isinstance(child, nn.LayerNorm):
-                        setattr(module, name, rewrites.DecomposedLayerNorm(child))
+            rewrites.decompose_layer_norms(self)
         self.eval().requires_grad_(False)
 
     def forward(self, pixel_values, input_ids, attention_mask, *boxes) -> tuple[torch.Tensor, ...]:
         """Inputs by the contract, `input_boxes` and `input_boxes_labels` where the model takes exemplars; outputs
         `pred_masks`, `pred_logits`, `pred_boxes`, `presence_logits`, `semantic_seg`, then the three feature levels of
-        `contract.TAPS`, fine to coarse, `text_features`, and of exemplars `exemplar_features`, `exemplar_mask`."""
+        `contract.TAPS`, fine to coarse, `backbone_features`, `text_features`, and of exemplars `exemplar_features`,
+        `exemplar_mask`."""
         mask, bias, count, zero = self.text_mask(attention_mask)
-        features = self.vision_encoder(pixel_values)
+        *features, backbone_features = self.vision_encoder(pixel_values)
         prompt = self.text_encoder(input_ids, bias)
-        between = [*features, prompt]
+        between = [*features, backbone_features, prompt]
         if boxes:
             exemplars, exemplar_mask = self.exemplar_encoder(features[-1], *boxes)
             between += [exemplars, exemplar_mask]

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import onnx
 import pytest
-from conftest import ROOT, TINY, error_line, run_script
+from conftest import ROOT, TINY, error_line, export_tiny, run_script
 from make_om import make_om
 from onnx import helper, numpy_helper
 
@@ -35,13 +35,7 @@ PHRASES = ("circle", "triangle", "star")
 @pytest.fixture(scope="module")
 def tapped(tmp_path_factory) -> Path:
     """The tiny checkpoint as ONNX with the three FPN levels as further outputs."""
-    folder = tmp_path_factory.mktemp("tapped")
-    result = run_script(
-        "sam3_export_onnx.py", "--target_device", "300I", "--model_path", TINY, "--output_dir", folder,
-        "--taps", "--verify", "never",
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    return folder / "sam3.onnx"
+    return export_tiny(tmp_path_factory.mktemp("tapped"), "--taps", "--verify", "never") / "sam3.onnx"
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +111,8 @@ def limits() -> dict[str, float]:
 def compared(**changes) -> dict:
     """`compare_models`' answer where nothing is detected."""
     counts = dict.fromkeys(("reference", "candidate", "gained", "lost"), 0)
-    return {"outputs": {}, "detections": counts, "mask_ious": [], "mask_shifts": [], "merged_ious": []} | changes
+    nothing = dict.fromkeys(("mask_ious", "mask_shifts", "box_ious", "merged_ious"), [])
+    return {"outputs": {}, "detections": counts} | nothing | changes
 
 
 def shapes_of(path: Path) -> dict[str, tuple]:
@@ -275,6 +270,69 @@ def test_one_wrong_batch_slot_fails_and_is_named(run, tapped, tmp_path, slot):
         re.search(r"row (\d) of 4", where)[1] == str(slot + 1) or slot == 0
     )  # row 1 is what the others are held against
     assert record["slots"]["candidate"]["relative"] > 0.05 and "reference" not in record["slots"]
+
+
+@pytest.mark.parametrize("leak", ([0, 0], [0, 0, 0], [0, 0, 2, 3], [0, 1, 2, 2], [0, 0, 2, 2], [1, 0, 2, 3], [0] * 6))
+def test_a_batch_whose_places_see_each_other_s_pictures_fails(run, tapped, tmp_path, leak):
+    def change(model):
+        model.graph.initializer.append(numpy_helper.from_array(np.array(leak), "leak"))
+        for node in model.graph.node:
+            node.input[:] = ["leaked" if name == "pixel_values" else name for name in node.input]
+        model.graph.node.insert(0, helper.make_node("Gather", ["pixel_values", "leak"], ["leaked"], axis=0))
+
+    make_om(edited(tapped, tmp_path, change), tmp_path / "faulty.om", len(leak))
+    code, record = run(tapped, tmp_path / "faulty.om")
+    assert code == 1 and "candidate's slots" in failed(record)
+
+
+def test_an_output_that_is_averaged_over_the_batch_fails(run, tapped, tmp_path):
+    """Places may be exchanged at will, and one sample in all of them changes nothing."""
+    turn, mean = ("Transpose", [], {"perm": [1, 0]}), ("MatMul", [np.full((4, 4), 0.25, np.float32)], {})
+    faulty = edited(tapped, tmp_path, lambda model: insert(model, "presence_logits", turn, mean, turn))
+    make_om(faulty, tmp_path / "faulty.om", 4)
+    code, record = run(tapped, tmp_path / "faulty.om")
+    assert code == 1 and "candidate's slots" in failed(record)
+
+
+def detecting_few_of_many(box):
+    """Outputs of facebook/sam3's 200 queries of which two detect, their boxes moved by `box`."""
+    rng = np.random.default_rng(0)
+    centre, size = rng.uniform(0.3, 0.7, (200, 2)), rng.uniform(0.1, 0.3, (200, 2))
+    masks = np.where(np.hypot(*np.mgrid[-8:8, -8:8]) < 5, 4.0, -4.0)
+    boxes = np.concatenate([centre - size / 2, centre + size / 2], axis=1)
+    boxes[:2] += box
+    logits = np.where(np.arange(200) < 2, 3.0, -6.0)
+    return {
+        "pred_masks": np.repeat(masks[None], 200, axis=0).astype(np.float32),
+        "pred_logits": logits.astype(np.float32), "pred_boxes": boxes.astype(np.float32),
+        "presence_logits": np.array([6.0], np.float32),
+    }  # fmt: skip
+
+
+def test_wrong_boxes_of_what_is_detected_fail_although_198_other_queries_agree(demo_data):
+    sample = compare.demo_samples(demo_data)[0]
+    right, wrong = detecting_few_of_many(0.0), detecting_few_of_many(0.15)
+    found = differences.compare_detections(sample, right, wrong, 0.5)
+    assert found["reference"] == found["candidate"] == len(found["box_ious"]) == 2
+    figures = differences.difference_figures([differences.difference_row(right["pred_boxes"], wrong["pred_boxes"])])
+    assert figures["relative"] < limits()["max_relative_difference"]
+    values = {"mask_ious": found["ious"], "mask_shifts": found["shifts"], "box_ious": found["box_ious"]}
+    gates = differences.judge(compared(outputs={"pred_boxes": figures}, **values), {}, limits())
+    assert {gate["gate"] for gate in gates if not gate["passed"]} == {"box IoU"}
+
+
+@pytest.mark.parametrize(
+    "first, second, expected",
+    [
+        ((0, 0, 2, 2), (0, 0, 2, 2), 1),
+        ((0, 0, 2, 2), (1, 0, 3, 2), 1 / 3),
+        ((0, 0, 1, 1), (2, 2, 3, 3), 0),
+        ((0, 0, 0, 0), (0, 0, 0, 0), 1),
+        ((1, 1, 0, 0), (0, 0, 1, 1), 0),
+    ],
+)
+def test_box_iou_by_hand(first, second, expected):
+    assert differences.box_iou(np.array(first), np.array(second)) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("name", ("pred_masks", "pred_logits", "semantic_seg"))
@@ -593,6 +651,7 @@ def test_the_page_on_precision_has_flags_that_exist_and_the_limits_of_the_script
         ("level difference", known["max_level_difference"]),
         ("mask IoU", known["min_mask_iou"]),
         ("mask shift", known["max_mask_shift"]),
+        ("box IoU", known["min_box_iou"]),
         ("Mean IoU of the two", known["min_mean_iou"]),
         ("changed detections", known["max_changed_detections"]),
         ("slots", differences.SLOT_BOUND),

@@ -3,13 +3,16 @@
 """The exported files: the contract's tensors, opset 17, IR 8, one weight file, and PyTorch's own answers."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
 import pytest
 from conftest import TINY, error_line, run_script
 
-from sam3_utils import contract
+import sam3_export_onnx
+from sam3_utils import compare, contract, convert_om, preflight
+from sam3_utils.cli import CheckFailed, UsageError
 from sam3_utils.compare import verify_onnx
 
 
@@ -173,8 +176,6 @@ def test_another_device_warns_and_an_unverified_export_says_so(tmp_path):
 
 def test_a_graph_with_other_numbers_fails_the_verification(tmp_path, onnx_path, monkeypatch):
     """One weight changed by a tenth: verification must see it, exit 1, and leave no report that vouches for it."""
-    import sam3_export_onnx
-    from sam3_utils.cli import CheckFailed
 
     model = onnx.load(onnx_path)
     tensor = max(model.graph.initializer, key=lambda entry: np.prod(entry.dims))
@@ -182,6 +183,58 @@ def test_a_graph_with_other_numbers_fails_the_verification(tmp_path, onnx_path, 
     onnx.save(model, tmp_path / "sam3.onnx")
     with pytest.raises(CheckFailed, match="differs from PyTorch"):
         sam3_export_onnx.verify(TINY, tmp_path / "sam3.onnx", 1e-4)
+
+
+def test_the_batch_that_violates_the_bound_is_not_hidden_by_a_larger_allowed_difference(monkeypatch):
+    """5e-4 of 10 is allowed by 1e-4, 4e-4 of 1 is not."""
+
+    class SameProcess:
+        def __init__(self, *args, **kwargs):
+            pass
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            return False
+
+        def submit(self, function, *args):
+            return SimpleNamespace(result=lambda: function(*args))
+
+    rows = {1: {"max_abs": 5e-4, "max_ref": 10.0}, 2: {"max_abs": 4e-4, "max_ref": 1.0}}
+    monkeypatch.setattr(compare, "verify_onnx", lambda *args: {batch: {"x": row} for batch, row in rows.items()})
+    monkeypatch.setattr(sam3_export_onnx, "ProcessPoolExecutor", SameProcess)
+    with pytest.raises(CheckFailed, match="more than 0.0001 in x"):
+        sam3_export_onnx.verify(TINY, TINY, 1e-4)
+    rows[2] = {"max_abs": 0.9e-4, "max_ref": 1.0}
+    assert sam3_export_onnx.verify(TINY, TINY, 1e-4)["x"]["max_abs"] == 0.9e-4
+
+
+def test_a_failed_verification_is_on_record(tmp_path, monkeypatch):
+    """So that sam3_convert_om.sh refuses the graph, which lies there under its name."""
+
+    def fail(*args):
+        raise CheckFailed("differs from PyTorch")
+
+    monkeypatch.setattr(sam3_export_onnx, "verify", fail)
+    with pytest.raises(CheckFailed):
+        sam3_export_onnx.main(["--target_device", "300I", "--model_path", str(TINY), "--output_dir", str(tmp_path)])
+    report = json.loads((tmp_path / "export_report.json").read_text())
+    assert report["verification"]["error"] == "differs from PyTorch"
+    with pytest.raises(UsageError, match="the export was not verified: differs from PyTorch"):
+        convert_om.read_export_report(tmp_path / "sam3.onnx", "300I")
+
+
+def test_a_graph_that_the_preflight_refuses_is_not_left_under_its_name(tmp_path, monkeypatch):
+
+    def refuse(path, part):
+        raise UsageError("not for ATC")
+
+    (tmp_path / "keep_dtype.cfg").write_text("of another export")
+    monkeypatch.setattr(preflight, "check_model", refuse)
+    with pytest.raises(UsageError, match="not for ATC"):
+        sam3_export_onnx.main(["--target_device", "300I", "--model_path", str(TINY), "--output_dir", str(tmp_path)])
+    assert not (tmp_path / "sam3.onnx").exists() and not (tmp_path / "keep_dtype.cfg").exists()
 
 
 def test_an_output_path_that_is_a_file_is_refused(tmp_path):

@@ -200,7 +200,10 @@ def test_any_choice_of_rewrites_leaves_all_outputs_and_feature_levels_equal():
         model = load()
         outputs = model(**feeds)
         expected = [outputs[name] for name in contract.OUTPUTS]
-        expected += model.vision_encoder(feeds["pixel_values"]).fpn_hidden_states[:-1]
+        vision = model.vision_encoder(feeds["pixel_values"])
+        side = vision.fpn_hidden_states[2].shape[-1]
+        states = vision.last_hidden_state.transpose(1, 2).unflatten(2, (side, side))
+        expected += [*vision.fpn_hidden_states[:-1], states]
         expected.append(
             model.get_text_features(feeds["input_ids"], feeds["attention_mask"], return_dict=True).pooler_output
         )
