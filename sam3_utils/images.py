@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Picture files to RGB and to the model's pixel_values."""
 
+import io
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 Image.MAX_IMAGE_PIXELS = None  # the limit below is the kit's own, and an error for that picture alone
 MAX_PIXELS = 200_000_000  # a picture beyond this needs over 2 GB on its way to the model
@@ -16,32 +17,44 @@ class PictureError(Exception):
 
 
 def load_rgb(path: Path, size: tuple[int, int] | None = None) -> Image.Image:
+    """Decode a picture file; see `decode_rgb`. Its errors name the file."""
+    try:
+        if not path.is_file():
+            raise PictureError("no such file")
+        return decode_rgb(path, size)
+    except PictureError as error:
+        raise PictureError(f"{path}: {error}") from None
+
+
+def decode_rgb(source: Path | bytes, size: tuple[int, int] | None = None, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """Decode a picture to 8-bit RGB, turned as its EXIF orientation says.
 
     Transparent pixels lie over white; 16-bit grey is scaled; palettes, CMYK, grey and 1-bit are converted.
 
     Args:
+        source: a file, or its bytes.
         size: (height, width) that the annotations speak of. When the picture as stored has that size, its
             orientation tag is left aside: pycocotools' masks are drawn over stored pixels.
+        max_pixels: checked before anything is decoded.
 
     Raises:
-        PictureError: missing, not a picture, truncated, too large, or not of `size`.
+        PictureError: not a picture, truncated, too large, or not of `size`.
     """
     try:
-        if not path.is_file():
-            raise PictureError(f"{path}: no such file")
-        with Image.open(path) as image:
-            if image.width * image.height > MAX_PIXELS:
-                raise PictureError(f"{path}: {image.width} x {image.height} is over {MAX_PIXELS:,} pixels")
+        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+            if image.width * image.height > max_pixels:
+                raise PictureError(f"{image.width} x {image.height} is over {max_pixels:,} pixels")
             stored = image.height, image.width
             image.load()
             rgb = _to_rgb(image.copy() if stored == size else ImageOps.exif_transpose(image))
-    except PictureError as error:
-        raise PictureError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
+    except PictureError:
+        raise
+    except UnidentifiedImageError:
+        raise PictureError("cannot be decoded: no picture of a known format") from None
     except Exception as error:  # Pillow's decoders raise OSError, SyntaxError, ValueError, struct.error and others
-        raise PictureError(f"{path}: cannot be decoded ({type(error).__name__}: {error})") from None
+        raise PictureError(f"cannot be decoded ({type(error).__name__}: {error})") from None
     if size is not None and (rgb.height, rgb.width) != size:
-        raise PictureError(f"{path}: {rgb.height} x {rgb.width} pixels, the annotations say {size[0]} x {size[1]}")
+        raise PictureError(f"{rgb.height} x {rgb.width} pixels, the annotations say {size[0]} x {size[1]}")
     return rgb
 
 
