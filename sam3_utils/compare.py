@@ -378,6 +378,8 @@ def read_manifest(path: Path, hashes: dict[str, str], name: str) -> dict | None:
     try:
         text = manifest.read_text(encoding="utf-8")
         content = json.loads(text)
+        if not isinstance(content, dict):
+            raise ValueError("not a JSON object")
     except FileNotFoundError:
         logger.warning("%s: no %s beside it, so nothing is known of how it was made", name, manifest.name)
         return None

@@ -276,9 +276,14 @@ def is_made(job: Job, facts: dict) -> bool:
     return False
 
 
+def split_manifest(target: str, batch: int | str) -> Path:
+    """The file that stands for a split model of OMs."""
+    return OUTPUT / f"sam3_split_{target}_bs{batch}.json"
+
+
 def write_split_manifest(jobs: list[Job], target: str, batch: int) -> None:
     """Name the OMs of a split model with this batch of phrases in a file that stands for them."""
-    path = OUTPUT / f"sam3_split_{target}_bs{batch}.json"
+    path = split_manifest(target, batch)
     used = [job for job in jobs if job.part != "detector" or job.batch == batch]
     files.write_json(path, {job.part: existing(job.name)[0].name for job in used})
     print(f"{path}: the model of {len(used)} files, for --model_path", flush=True)
@@ -337,6 +342,8 @@ def main(argv=None) -> int:
         logger.warning("%s", text)
     if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # under nohup it is ignored, and stays so
         signal.signal(signal.SIGHUP, lambda *_: sys.exit(129))  # a lost connection would leave ATC behind
+    if OUTPUT.is_symlink() and not OUTPUT.exists():
+        raise UsageError(f"{OUTPUT}: a link to nothing ({OUTPUT.readlink()}); remove it, or make what it names")
     OUTPUT.mkdir(mode=0o750, exist_ok=True)
     with exclusive(OUTPUT) as lock:
         hashes = {part: {path.name: files.sha256(path) for path in paths} for part, paths in sources.items()}
@@ -364,8 +371,13 @@ def main(argv=None) -> int:
             for job in jobs
         }
         shared = [job for job in jobs if job.part not in ("single", "detector")]
-        # Also with --overwrite: compiled again they would be the same, and the other batch sizes would lose theirs.
-        made = [job for job in shared if is_made(job, facts_of[job.name])]
+        # Also with --overwrite: compiled again they would be the same, and the other batch sizes would lose theirs. A
+        # detector that stands for no model was left by a conversion that was stopped after it.
+        made = [
+            job for job in jobs
+            if (job in shared or (job.part == "detector" and not split_manifest(target, job.batch).exists()))
+            and is_made(job, facts_of[job.name])
+        ]  # fmt: skip
         for job in made:
             logger.info("%s: there already, from the same files by the same command", existing(job.name)[0])
         todo = [job for job in jobs if job not in made]
@@ -373,8 +385,10 @@ def main(argv=None) -> int:
         if present and not args.overwrite:
             raise UsageError(f"{', '.join(present)}: there already; --overwrite replaces, BATCH_SIZE chooses others")
         if any(job in todo for job in shared):  # no manifest may name parts of two exports
-            for old in OUTPUT.glob(f"sam3_split_{target}_bs*.json"):
+            for old in OUTPUT.glob(split_manifest(target, "*").name):
                 old.unlink()
+                if old not in [split_manifest(target, batch) for batch in batches]:
+                    logger.warning("%s: gone, since parts of it are replaced; convert that batch size again too", old)
         done = []
         for job in todo:
             try:
@@ -382,6 +396,9 @@ def main(argv=None) -> int:
             except CheckFailed as error:
                 raise CheckFailed(f"{error}. Compiled before it: {', '.join(done) or 'none'}") from None
             done.append(job.name)
+            if job.part == "detector":
+                write_split_manifest(jobs, target, job.batch)
+        for job in made:
             if job.part == "detector":
                 write_split_manifest(jobs, target, job.batch)
     return 0

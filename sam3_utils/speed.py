@@ -258,10 +258,13 @@ def latency_row(name: str, milliseconds: list[float], batch: int) -> dict:
 def _ais_bench_row(name: str, batch: float, throughput: float, times: dict, p90: float | None) -> dict:
     if batch < 1 or batch % 1 or not throughput > 0:
         raise ValueError(f"mean batch {batch:g}, throughput {throughput:g}")
-    return {
-        "name": name, "batch": int(batch), "loops": times.get("count"), "mean_ms": times["mean"],
-        "median_ms": times.get("median"), "p90_ms": p90, "p99_ms": times.get("percentile(99%)"), "fps": throughput,
+    said = {
+        "mean_ms": times["mean"], "median_ms": times.get("median"), "p90_ms": p90,
+        "p99_ms": times.get("percentile(99%)"),
     }  # fmt: skip
+    numbers = {key: value if value is None else float(value) for key, value in said.items()}
+    loops = times.get("count")
+    return {"name": name, "batch": int(batch), "loops": loops and int(loops), **numbers, "fps": throughput}
 
 
 def _from_summary(text: str) -> list[dict]:
@@ -311,7 +314,7 @@ def read_ais_bench(path: Path) -> list[dict]:
     text = path.read_text(encoding="utf-8", errors="replace")  # reads the \r that ends a progress bar as a new line
     try:
         rows = _from_summary(text) if text.lstrip().startswith("{") else _from_log(text)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise UsageError(f"{path}: not a usable summary of ais_bench ({type(error).__name__}: {error})") from None
     if not rows:
         raise UsageError(f"{path}: no summary of ais_bench; give its _summary.json, or all that the command printed")

@@ -19,6 +19,7 @@ from test_convert_om import convert
 
 from sam3_utils import contract, flops, graph, speed
 from sam3_utils.backends import open_model
+from sam3_utils.cli import UsageError
 from sam3_utils.files import sha256
 
 LOOPS = 4
@@ -378,6 +379,20 @@ def test_a_summary_gives_ais_bench_s_own_figures_without_a_run(tmp_path, convert
     # With the model named, its manifest says chip, precision and graph.
     again = benchmark("--ais_bench_summary", path, "--model_path", converted)
     assert markdown(again.stdout)[0][0] == "Ascend310P3" and "precision_mode_v2=fp16" in again.stdout
+
+
+@pytest.mark.parametrize(
+    "change",
+    (
+        {"npu_compute_time_list": []}, {"throughput": "fast"}, {"NPU_compute_time": [1, 2]},
+        {"NPU_compute_time": {"mean": 2.0, "median": "short"}},
+    ),
+)  # fmt: skip
+def test_a_summary_with_something_else_in_it_is_refused_in_one_line(tmp_path, change):
+    path = tmp_path / "summary.json"
+    path.write_text(json.dumps(summary_of(TIMES, 4) | change))
+    with pytest.raises(UsageError, match="not a usable summary of ais_bench"):
+        speed.read_ais_bench(path)
 
 
 def test_what_ais_bench_printed_is_read_through_its_progress_bars(tmp_path):

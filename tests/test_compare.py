@@ -566,9 +566,11 @@ def test_a_manifest_is_reported_and_a_missing_or_foreign_one_only_warns(tmp_path
     (tmp_path / "sam3.manifest.json").write_text(json.dumps(manifest))
     assert run(tapped, tmp_path / "sam3.om")[1]["candidate"]["manifest"] == manifest
     assert compare.manifest_line(manifest) == "soc_version Ascend310P3, precision_mode_v2 fp16"
-    (tmp_path / "sam3.manifest.json").write_text("{")
-    assert run(tapped, tmp_path / "sam3.om")[0] == 0
-    assert "sam3.manifest.json cannot be read" in caplog.text
+    for damaged in ("{", "[]"):
+        caplog.clear()
+        (tmp_path / "sam3.manifest.json").write_text(damaged)
+        assert run(tapped, tmp_path / "sam3.om")[0] == 0
+        assert "sam3.manifest.json cannot be read" in caplog.text
 
 
 def test_taps_that_one_side_lacks_are_named_and_refused_when_none_is_left(run, tapped, tmp_path, caplog):

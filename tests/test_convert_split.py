@@ -89,6 +89,28 @@ def test_parts_of_another_command_are_refused_and_replaced_only_when_asked(kit):
     assert [path.name for path in (kit / "sam3_om").glob("sam3_split*")] == ["sam3_split_300I_bs4.json"]
 
 
+def test_a_conversion_that_was_stopped_after_its_last_om_is_finished_without_compiling(kit):
+    assert convert(kit, batches="1 4").returncode == 0
+    (kit / "sam3_om/sam3_split_300I_bs4.json").unlink()
+    made = {path.name: path.stat().st_mtime_ns for path in (kit / "sam3_om").glob("*.om")}
+    result = convert(kit, batches="4")
+    assert result.returncode == 0, result.stderr
+    assert (kit / "sam3_om/sam3_split_300I_bs4.json").is_file()
+    assert {path.name: path.stat().st_mtime_ns for path in (kit / "sam3_om").glob("*.om")} == made
+
+
+def test_batch_sizes_that_lose_their_parts_are_named(kit):
+    assert convert(kit, batches="1").returncode == 0
+    result = convert(kit, "--precision_mode_v2", "mixed_float16", "--overwrite", batches="4")
+    assert "sam3_split_300I_bs1.json: gone, since parts of it are replaced" in result.stderr
+    assert "sam3_split_300I_bs4.json: gone" not in result.stderr
+
+
+def test_a_dangling_link_for_the_output_is_named(kit):
+    (kit / "sam3_om").symlink_to("nowhere")
+    assert "sam3_om: a link to nothing (nowhere)" in error_line(convert(kit, batches="1"))
+
+
 def test_an_edited_keep_list_is_not_taken_for_the_one_that_was_compiled(kit):
     """Its name on the command line is the same, and so is the graph."""
     keep = kit / "sam3_onnx_800I" / "sam3_vision.keep_dtype.cfg"
