@@ -7,7 +7,7 @@
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$root/sam3_utils/environment.sh"
-use_environment "$root" requirements.txt
+use_environment "$root" requirements.txt requirements-serve.txt
 tiny="$root/assets/tiny_sam3"
 out="$root/demo_output"
 

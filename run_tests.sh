@@ -6,7 +6,7 @@
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$root/sam3_utils/environment.sh"
-use_environment "$root" requirements.txt requirements-dev.txt
+use_environment "$root" requirements.txt requirements-serve.txt requirements-dev.txt
 cd "$root"
 "$VENV_PYTHON" -m ruff check --no-cache .
 "$VENV_PYTHON" -m pytest -q -n 2 --dist loadfile "$@"

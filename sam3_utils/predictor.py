@@ -291,8 +291,9 @@ class Predictor:
             multimask = len(places) == 1 and mask_input is None
         side = self.model.shapes.image_size
         scaled = np.array(places, np.float64) * (side / width, side / height)
+        features = self._click_features()
         outputs = self.model.click(
-            self._click_features(),
+            features,
             scaled.astype(np.float32)[None],
             np.array(kinds, np.int64)[None],
             None if mask_input is None else mask_input[None, None],
