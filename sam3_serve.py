@@ -52,9 +52,12 @@ def parse_args(argv=None):
     parser.add_argument("--queue_size", type=positive_int, default=32, help="requests that may wait for each device")
     parser.add_argument("--max_mb", type=positive_int, default=50, help="largest picture file")
     parser.add_argument("--max_megapixels", type=positive_int, default=100, help="largest picture")
+    parser.add_argument(
+        "--roboflow_compat", action="store_true", help="also answer /sam3/embed_image, concept_segment, visual_segment"
+    )
     for action in parser._actions:
         value = os.environ.get(f"SAM3_{action.dest.upper()}")
-        if value is not None and action.dest != "help":
+        if value is not None and action.dest not in ("help", "roboflow_compat"):
             action.default = [value] if action.nargs else value  # argparse converts strings by the flag's type
     return parser.parse_args(argv)
 
@@ -124,7 +127,7 @@ def main(argv=None) -> int:
         hosts=LOOPBACK if args.host in LOOPBACK else ("*",),
     )  # fmt: skip
     threads = [Loud(partial(make, device), warm_up, args.queue_size) for device in devices]
-    app = create_app(settings, store, threads)
+    app = create_app(settings, store, threads, args.roboflow_compat)
     logger.info("http://%s:%d, model %s, state in %s", args.host, args.port, model_path, args.state_dir)
     uvicorn.run(app, host=args.host, port=args.port, log_level="warning", timeout_graceful_shutdown=30)
     return 0

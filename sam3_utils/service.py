@@ -4,19 +4,17 @@
 `/docs` and `/openapi.json` describe them."""
 
 import base64
-import binascii
 import hmac
 import io
 import json
 import logging
-import re
 import statistics
 import time
 import uuid
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import numpy as np
 from fastapi import APIRouter, Depends, FastAPI, File, Form, Query, Request, UploadFile
@@ -25,8 +23,8 @@ from fastapi.responses import FileResponse, JSONResponse, Response
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from fastapi.staticfiles import StaticFiles
 from PIL import Image
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+from prometheus_client import generate_latest
+from pydantic import FiniteFloat
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
@@ -34,163 +32,33 @@ from sam3_utils import results
 from sam3_utils.cli import CheckFailed, UsageError
 from sam3_utils.contract import TEXT_LENGTH
 from sam3_utils.devices import Busy, DeviceThread, NotReady
-from sam3_utils.images import PictureError, decode_rgb
+from sam3_utils.engine import ApiError, Engine, Settings, decoded
+from sam3_utils.images import decode_rgb
 from sam3_utils.masks import polygons
-from sam3_utils.predictor import PostProcess, Predictor, PromptError, image_id_of
+from sam3_utils.predictor import PostProcess, PromptError
+from sam3_utils.schemas import (
+    BlogAnswer,
+    Dropped,
+    ErrorAnswer,
+    ImageAnswer,
+    ImageId,
+    ImageSessions,
+    MaskFormat,
+    Picture,
+    PointsRequest,
+    SegmentAnswer,
+    SessionAnswer,
+    SessionChange,
+    SessionId,
+    StoredImage,
+    TextRequest,
+)
 from sam3_utils.store import Store
 
 logger = logging.getLogger(__name__)
 WEB = Path(__file__).parent / "web"
 JSON_ROOM = 64 * 1024  # of a body beside the picture in it
 RETRY_SECONDS = 2
-ImageId = Annotated[str, Field(pattern="^[0-9a-f]{64}$", description="hex SHA-256 of the picture's bytes")]
-SessionId = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
-MaskFormat = Literal["rle", "polygon", "png"]
-
-
-class ApiError(Exception):
-    """An answer that is an error: `{"error": {"code", "message", "field"}}`."""
-
-    def __init__(self, status: int, code: str, message: str, field: str | None = None):
-        super().__init__(message)
-        self.status, self.code, self.field = status, code, field
-
-
-class Body(BaseModel):
-    """A request's JSON; unknown keys are refused, since a misspelt one would silently do nothing."""
-
-    model_config = ConfigDict(extra="forbid")
-
-
-class Point(Body):
-    x: FiniteFloat
-    y: FiniteFloat
-    label: Literal[0, 1] = 1
-
-
-Box = Annotated[list[FiniteFloat], Field(min_length=4, max_length=4, description="x1, y1, x2, y2 in pixels")]
-
-
-class Exemplar(Body):
-    box: Box
-    label: Literal[0, 1] = 1
-
-
-class Picture(Body):
-    """Which picture: one that was sent before, or its bytes in base64 (a data URI is understood)."""
-
-    image_id: ImageId | None = None
-    image: str | None = Field(None, min_length=1)
-    format: MaskFormat = "rle"
-    save: bool = Field(True, description="keep prompt and answer as a session")
-
-
-class TextRequest(Picture):
-    prompts: list[Annotated[str, Field(min_length=1, max_length=1000)]] = Field([], max_length=32)
-    exemplars: list[Exemplar] = Field([], max_length=64)
-    score_threshold: float = Field(0.5, ge=0, le=1)
-    mask_threshold: float = Field(0.5, ge=0, le=1)
-    max_detections: int = Field(100, ge=1, le=1000)
-
-
-class PointsRequest(Picture):
-    points: list[Point] = Field([], max_length=256)
-    box: Box | None = None
-    multimask: bool | None = Field(None, description="null: three masks for a single click, one otherwise")
-    session_id: SessionId | None = Field(None, description="goes on with this session: its points, its last mask")
-    reset: bool = Field(False, description="forget the session's earlier points")
-
-
-class SessionChange(Body):
-    best: int | None = Field(None, ge=0, le=2, description="which of the last answer's masks is meant")
-    name: str | None = Field(None, max_length=200)
-
-
-class Fault(BaseModel):
-    code: str
-    message: str
-    field: str | None = None
-
-
-class ErrorAnswer(BaseModel):
-    error: Fault
-
-
-class ImageAnswer(BaseModel):
-    image_id: str
-    width: int
-    height: int
-    name: str
-    cached: bool
-    encode_ms: float
-
-
-class StoredImage(BaseModel):
-    image_id: str
-    name: str
-    width: int
-    height: int
-
-
-class Mask(BaseModel):
-    score: float
-    box: list[float] | None
-    area: int
-    mask: dict | list | str = Field(description="rle: {size, counts}; polygon: a list of outlines; png: base64")
-    polygon_iou: float | None = Field(None, description="what polygons keep of the mask: they have no holes")
-
-
-class Result(BaseModel):
-    kind: Literal["concept", "visual"]
-    prompt: dict
-    session_id: str | None = None
-    presence: float | None = None
-    object_score: float | None = None
-    best: int | None = None
-    instances: list[Mask]
-
-
-class SegmentAnswer(BaseModel):
-    image_id: str
-    width: int
-    height: int
-    model: str
-    results: list[Result]
-    timings_ms: dict[str, float]
-
-
-class SessionAnswer(BaseModel):
-    session_id: str
-    image_id: str
-    kind: Literal["concept", "visual"]
-    name: str
-    steps: int
-    result: Result | None
-
-
-class ImageSessions(StoredImage):
-    sessions: list[SessionAnswer]
-
-
-class BlogAnswer(BaseModel):
-    mask_base64: str
-    score: float
-
-
-class Dropped(BaseModel):
-    dropped: bool
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What the service is told when it starts; `token` None: nobody is asked for one."""
-
-    model: dict  # of `backends.describe_model`, and "device"
-    max_bytes: int = 50_000_000
-    max_pixels: int = 100_000_000
-    timeout: float = 600.0
-    token: str | None = None
-    hosts: tuple[str, ...] = ("*",)
 
 
 def limit_body(app, limit: int):
@@ -229,26 +97,12 @@ def limit_body(app, limit: int):
     return limited
 
 
-def _metrics(registry: CollectorRegistry) -> dict:
-    return {
-        "requests": Counter("sam3_requests", "Answers", ("path", "status"), registry=registry),
-        "seconds": Histogram(
-            "sam3_stage_seconds", "Time of a stage", ("stage",), registry=registry,
-            buckets=(0.005, 0.02, 0.1, 0.5, 2, 10, 60, 300),
-        ),
-        "waiting": Gauge("sam3_waiting", "Requests in the queues", registry=registry),
-        "cache": Gauge("sam3_feature_cache_bytes", "Bytes of features that are kept", registry=registry),
-    }  # fmt: skip
+def create_app(settings: Settings, store: Store, threads: list[DeviceThread], roboflow_compat: bool = False) -> FastAPI:
+    """The service; `threads` are started with it and stopped with it. `roboflow_compat` adds the paths of `roboflow`.
 
-
-def create_app(settings: Settings, store: Store, threads: list[DeviceThread]) -> FastAPI:
-    """The service; `threads` are started with it and stopped with it.
-
-    Requests are answered in FastAPI's own threads, which wait for a device thread; a picture always goes to the same
-    device, whose cache has its features.
+    Requests are answered in FastAPI's own threads, which wait for a device thread.
     """
-    registry = CollectorRegistry()
-    metrics = _metrics(registry)
+    engine = Engine(settings, store, threads)
     bearer = HTTPBearer(auto_error=False)
 
     @asynccontextmanager
@@ -272,80 +126,10 @@ def create_app(settings: Settings, store: Store, threads: list[DeviceThread]) ->
     )  # fmt: skip
     api = APIRouter(dependencies=[Depends(authorised)])
 
-    # Running things on a device
-
-    def thread_of(image_id: str) -> DeviceThread:
-        return threads[int(image_id[:8], 16) % len(threads)]
-
-    def on_device(image_id: str, work):
-        """What `work(predictor)` returns, computed by the picture's device."""
-        thread = thread_of(image_id)
-        future = thread.submit(work)
-        metrics["waiting"].set(sum(each.waiting() for each in threads))
-        try:
-            return future.result(settings.timeout)
-        except TimeoutError:
-            future.cancel()
-            raise ApiError(503, "busy", f"no answer within {settings.timeout:g} s") from None
-
-    def timed(thread: DeviceThread, timings: dict, stage: str, started: float) -> None:
-        timings[stage] = thread.timed(stage, started)
-        metrics["seconds"].labels(stage).observe(timings[stage] / 1000)
-
-    def take_picture(predictor: Predictor, stored: dict, timings: dict) -> None:
-        """Make the predictor's picture this one, from its kept features or from the file."""
-        thread = thread_of(stored["image_id"])
-        timings["encode"] = 0.0
-        size = stored["height"], stored["width"]
-        if not predictor.use_image(stored["image_id"], size):
-            started = time.perf_counter()
-            predictor.set_image(store.image_file(stored["image_id"]).read_bytes(), stored["image_id"])
-            timed(thread, timings, "encode", started)
-        metrics["cache"].set(sum(each.predictor.cache.bytes for each in threads if each.predictor))
-
-    # Pictures
-
-    def known_image(image_id: str) -> dict:
-        stored = store.image(image_id)
-        if stored is None:
-            raise ApiError(404, "unknown_image", "never seen here, or deleted; send it again", "image_id")
-        return stored
-
-    def keep_image(data: bytes, name: str) -> dict:
-        if not data:
-            raise ApiError(400, "bad_image", "empty", "image")
-        if len(data) > settings.max_bytes:
-            raise ApiError(413, "too_large", f"{len(data)} bytes are over {settings.max_bytes}", "image")
-        image_id = image_id_of(data)
-        stored = store.image(image_id)
-        if stored is not None:
-            return stored
-        try:
-            with Image.open(io.BytesIO(data)) as image:
-                pixels = image.width * image.height
-            if pixels > settings.max_pixels:
-                raise ApiError(413, "too_large", f"{pixels:,} pixels are over {settings.max_pixels:,}", "image")
-            picture = decode_rgb(data)
-        except (PictureError, OSError, SyntaxError, ValueError) as error:
-            text = str(error) if isinstance(error, PictureError) else "no picture of a known format"
-            raise ApiError(400, "bad_image", text, "image") from None
-        name = re.sub(r"[^\w .()+-]", "_", Path(name.replace("\\", "/")).name)[:120] or "picture"
-        store.add_image(image_id, data, name, (picture.height, picture.width))
-        return store.image(image_id)
-
-    def decoded(text: str) -> bytes:
-        if text.startswith(("http:", "https:", "file:")):
-            raise ApiError(422, "bad_prompt", "addresses are not fetched; send the picture itself", "image")
-        text = re.sub(r"^data:[^,]*,", "", text)
-        try:
-            return base64.b64decode(text, validate=True)
-        except (binascii.Error, ValueError):
-            raise ApiError(400, "bad_image", "not base64", "image") from None
-
     def picture_of(body: Picture) -> dict:
         if (body.image_id is None) == (body.image is None):
             raise ApiError(422, "bad_prompt", "give one of image_id and image", "image_id")
-        return known_image(body.image_id) if body.image_id else keep_image(decoded(body.image), "picture")
+        return engine.known_image(body.image_id) if body.image_id else engine.keep_image(decoded(body.image), "picture")
 
     image_body = {
         "requestBody": {
@@ -394,8 +178,8 @@ def create_app(settings: Settings, store: Store, threads: list[DeviceThread]) ->
     @api.post("/v1/images", response_model=ImageAnswer, openapi_extra=image_body, tags=["pictures"])
     def add_image(sent: SentImage):
         """Keep a picture and encode it. The same bytes have the same id."""
-        stored, timings = keep_image(*sent), {}
-        on_device(stored["image_id"], lambda predictor: take_picture(predictor, stored, timings))
+        stored, timings = engine.keep_image(*sent), {}
+        engine.on_device(stored["image_id"], lambda predictor: engine.take_picture(predictor, stored, timings))
         return stored | {"cached": not timings["encode"], "encode_ms": timings["encode"]}
 
     @api.get("/v1/images", response_model=list[StoredImage], tags=["pictures"])
@@ -406,13 +190,13 @@ def create_app(settings: Settings, store: Store, threads: list[DeviceThread]) ->
     @api.get("/v1/images/{image_id}", response_model=ImageSessions, tags=["pictures"])
     def get_image(image_id: ImageId, format: MaskFormat = "rle"):
         """A picture and its sessions."""
-        stored = known_image(image_id)
+        stored = engine.known_image(image_id)
         return stored | {"sessions": [session_answer(one, format) for one in store.sessions(image_id)]}
 
     @api.get("/v1/images/{image_id}/file", response_class=Response, tags=["pictures"])
     def get_file(image_id: ImageId):
         """The picture as a PNG, turned as its EXIF orientation says: what coordinates speak of."""
-        known_image(image_id)
+        engine.known_image(image_id)
         buffer = io.BytesIO()
         decode_rgb(store.image_file(image_id)).save(buffer, "PNG", compress_level=1)
         return Response(buffer.getvalue(), media_type="image/png")
@@ -420,8 +204,8 @@ def create_app(settings: Settings, store: Store, threads: list[DeviceThread]) ->
     @api.delete("/v1/images/{image_id}", response_model=Dropped, tags=["pictures"])
     def delete_image(image_id: ImageId):
         """Drop a picture, its features and its sessions."""
-        known_image(image_id)
-        on_device(image_id, lambda predictor: predictor.forget(image_id))
+        engine.known_image(image_id)
+        engine.on_device(image_id, lambda predictor: predictor.forget(image_id))
         return {"dropped": store.delete_image(image_id)}
 
     # Prompts
@@ -460,7 +244,7 @@ def create_app(settings: Settings, store: Store, threads: list[DeviceThread]) ->
         shown = {"exemplars": boxes, "labels": labels} if boxes else {}
 
         def work(predictor):
-            take_picture(predictor, stored, timings)
+            engine.take_picture(predictor, stored, timings)
             begun, records = time.perf_counter(), []
             for index, text in enumerate(body.prompts):
                 try:
@@ -472,13 +256,13 @@ def create_app(settings: Settings, store: Store, threads: list[DeviceThread]) ->
                     raise ApiError(422, "bad_prompt", str(error), field) from None
             if not body.prompts:
                 records.append(results.as_json(predictor.predict_exemplars(boxes, labels, options), shown))
-            timed(thread_of(stored["image_id"]), timings, "predict_text", begun)
+            engine.timed(stored["image_id"], timings, "predict_text", begun)
             ids = [None] * len(records)
             if body.save:
                 ids = [store.add_step(None, stored["image_id"], one["prompt"], one, None) for one in records]
             return [shaped(one, body.format, session_id) for one, session_id in zip(records, ids)]
 
-        return answer(stored, on_device(stored["image_id"], work), timings)
+        return answer(stored, engine.on_device(stored["image_id"], work), timings)
 
     @api.post("/v1/segment/points", response_model=SegmentAnswer, tags=["segment"])
     def segment_points(body: PointsRequest):
@@ -499,10 +283,10 @@ def create_app(settings: Settings, store: Store, threads: list[DeviceThread]) ->
             points = [*before.get("points", []), *([point.x, point.y] for point in body.points)]
             labels = [*before.get("labels", []), *(point.label for point in body.points)]
             box = body.box or before.get("box")
-            take_picture(predictor, stored, timings)
+            engine.take_picture(predictor, stored, timings)
             begun = time.perf_counter()
             found = predictor.predict_points(points, labels, box, body.multimask, earlier)
-            timed(thread_of(stored["image_id"]), timings, "predict_points", begun)
+            engine.timed(stored["image_id"], timings, "predict_points", begun)
             prompt = ({"points": points, "labels": labels} if points else {}) | ({"box": box} if box else {})
             record, session_id = results.as_json(found, prompt), body.session_id
             if body.save:
@@ -511,7 +295,7 @@ def create_app(settings: Settings, store: Store, threads: list[DeviceThread]) ->
                 )
             return [shaped(record, body.format, session_id)]
 
-        return answer(stored, on_device(stored["image_id"], work), timings)
+        return answer(stored, engine.on_device(stored["image_id"], work), timings)
 
     @api.post("/segment", response_model=BlogAnswer, tags=["segment"])
     def segment(
@@ -526,13 +310,13 @@ def create_app(settings: Settings, store: Store, threads: list[DeviceThread]) ->
         for name, value in (("x", x), ("y", y)):
             if value is None:
                 raise ApiError(422, "bad_prompt", "missing", name)
-        stored, timings = keep_image(file.file.read(), file.filename or "picture"), {}
+        stored, timings = engine.keep_image(file.file.read(), file.filename or "picture"), {}
 
         def work(predictor):
-            take_picture(predictor, stored, timings)
+            engine.take_picture(predictor, stored, timings)
             return predictor.predict_points([[x, y]]).best
 
-        best = on_device(stored["image_id"], work)
+        best = engine.on_device(stored["image_id"], work)
         return {"mask_base64": _png(best.mask), "score": best.score}
 
     # Sessions
@@ -581,7 +365,7 @@ def create_app(settings: Settings, store: Store, threads: list[DeviceThread]) ->
     # Export
 
     def exported(image_id: str) -> tuple[dict, list[dict]]:
-        stored = known_image(image_id)
+        stored = engine.known_image(image_id)
         records = []
         for session in store.sessions(image_id):
             if session["result"]:
@@ -655,13 +439,16 @@ def create_app(settings: Settings, store: Store, threads: list[DeviceThread]) ->
     @api.get("/metrics", response_class=Response, tags=["service"])
     def prometheus():
         """The same for Prometheus."""
-        metrics["waiting"].set(sum(thread.waiting() for thread in threads))
-        return Response(generate_latest(registry), media_type="text/plain; version=0.0.4")
+        return Response(generate_latest(engine.registry), media_type="text/plain; version=0.0.4")
 
     @app.get("/", include_in_schema=False)
     def page():
         return FileResponse(WEB / "index.html")
 
+    if roboflow_compat:
+        from sam3_utils.roboflow import add_paths
+
+        add_paths(api, engine)
     app.include_router(api)
     app.mount("/static", StaticFiles(directory=WEB), name="static")
     _handle_errors(app)
@@ -671,7 +458,7 @@ def create_app(settings: Settings, store: Store, threads: list[DeviceThread]) ->
         response = await call_next(request)
         route = request.scope.get("route")
         path = getattr(route, "path", "other")
-        metrics["requests"].labels(path, response.status_code).inc()
+        engine.requests.labels(path, response.status_code).inc()
         return response
 
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(settings.hosts))
