@@ -15,6 +15,7 @@ Writes: <output_dir>/<name>.<first 8 digits of its SHA-256>/result.json and what
 Exit:   0 all pictures done, 1 some could not be used (they are listed), 2 wrong usage.
 """
 
+import argparse
 import json
 import logging
 import math
@@ -36,6 +37,8 @@ def numbers(counts: tuple[int, ...]):
         values = [float(value) for value in text.split(",")]
         if len(values) not in counts or not all(map(math.isfinite, values)):
             raise ValueError(text)
+        if len(counts) > 1 and len(values) == max(counts) and values[-1] not in (0, 1):
+            raise argparse.ArgumentTypeError(f"{text}: the label is 1 for what is meant, 0 for what is not")
         return values
 
     parse.__name__ = f"{' or '.join(map(str, counts))} numbers with commas between"

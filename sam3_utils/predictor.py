@@ -276,6 +276,9 @@ class Predictor:
         for index, (x, y) in enumerate(places):
             if not (0 <= x <= width and 0 <= y <= height):
                 raise PromptError(f"points[{index}]", f"{x:g}, {y:g} lies outside of the {width} x {height} picture")
+        numbers = [value for place in places for value in place]
+        if numbers and max(numbers) <= 1 and not all(value.is_integer() for value in numbers):
+            raise PromptError("points[0]", f"{numbers[0]:g}, {numbers[1]:g} looks like fractions; write pixels")
         kinds = self._labels(labels, len(places)).tolist()
         if box is not None:
             corners = self._box(box, "box")
@@ -353,11 +356,11 @@ class Predictor:
             raise PromptError(
                 where, f"{x1:g}, {y1:g}, {x2:g}, {y2:g} is empty; write x1, y1, x2, y2 with x1 < x2, y1 < y2"
             )
+        if max(x2, y2) <= 1:
+            raise PromptError(where, f"{x1:g}, {y1:g}, {x2:g}, {y2:g} looks like fractions; write pixels")
         if not (0 <= x1 and x2 <= width and 0 <= y1 and y2 <= height):
-            hint = "; are these fractions? coordinates are pixels" if max(x2, y2) <= 1 else ""
-            raise PromptError(
-                where, f"{x1:g}, {y1:g}, {x2:g}, {y2:g} lies outside of the {width} x {height} picture{hint}"
-            )
+            text = f"{x1:g}, {y1:g}, {x2:g}, {y2:g} lies outside of the {width} x {height} picture"
+            raise PromptError(where, text)
         return [x1, y1, x2, y2]
 
     @staticmethod

@@ -171,6 +171,7 @@ def test_onnx_answers_as_pytorch_does(photos, output, tmp_path):
         (["--images", "{photos}", "--points", "1"], "--points"),
         (["--images", "{photos}", "--points", "nan,2"], "--points"),
         (["--images", "{photos}", "--box", "1,2,3"], "--box"),
+        (["--images", "{photos}", "--exemplars", "1,2,3,4,5"], "the label is 1 for what is meant"),
         (["--images", "{photos}", "--points", "1,2", "--side_by_side"], "--side_by_side needs --text"),
         (["--images", "{photos}", "--text", "a", "--device", "cuda:9"], "cuda:9"),
     ],

@@ -33,7 +33,8 @@ def test_help_needs_no_heavy_library(script):
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_missing_argument_and_an_abbreviation_are_refused(script):
-    assert run_script(script).returncode == 2
+    if script != "sam3_check.py":  # looks at the machine when nothing is given
+        assert run_script(script).returncode == 2
     assert run_script(script, "--model_pat", "x").returncode == 2
 
 

@@ -207,9 +207,8 @@ def step_losses(
 
 
 @torch.no_grad()
-def initialise(model) -> list[nn.Parameter]:
-    """Xavier for all but the trunk, which is frozen; returns what is trained."""
-    model.vision_encoder.backbone.requires_grad_(False)
+def initialise(model) -> None:
+    """Xavier for all but the trunk."""
     for name, module in model.named_modules():
         if name.startswith("vision_encoder.backbone"):
             continue
@@ -219,7 +218,6 @@ def initialise(model) -> list[nn.Parameter]:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=0.3)
-    return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 def save(model, checkpoint: Path) -> None:
@@ -248,13 +246,17 @@ def main(argv=None) -> int:
     parser.add_argument("--scenes", type=int, default=8, help="scenes a step, four prompts each")
     parser.add_argument("--learning_rate", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=3)
+    parser.add_argument("--go_on", action="store_true", help="from the click branch as it is, not from new weights")
     args = parser.parse_args(argv)
     from transformers import AutoImageProcessor, Sam3TrackerModel
 
     torch.manual_seed(args.seed)
     model = Sam3TrackerModel.from_pretrained(args.checkpoint, dtype=torch.float32).train()
     heads = nn.Linear(model.mask_decoder.hidden_size, len(COLOURS) + len(SHAPES) + 6)
-    parameters = [*initialise(model), *heads.parameters()]
+    model.vision_encoder.backbone.requires_grad_(False)
+    if not args.go_on:
+        initialise(model)
+    parameters = [one for one in (*model.parameters(), *heads.parameters()) if one.requires_grad]
     optimiser = torch.optim.AdamW(parameters, lr=args.learning_rate, weight_decay=1e-4)
     processor = AutoImageProcessor.from_pretrained(args.checkpoint)
     scenes = Scenes(processor, args.seed, args.steps, args.scenes)
