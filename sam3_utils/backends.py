@@ -377,11 +377,8 @@ class SplitModel:
                 sizes |= found
             if ("exemplar" in self._sessions) != ("exemplar_mask" in self._sessions["detector"].inputs):
                 raise UsageError(f"{path}: only one of detector and exemplar knows boxes; export or convert it again")
-            given = [
-                "backbone_features" in self._sessions["vision"].outputs,
-                *(p in self._sessions for p in contract.CLICKS),
-            ]
-            if "click_neck" in self._sessions and not all(given):
+            clicking = [part in self._sessions for part in contract.CLICKS]
+            if any(clicking) and not (all(clicking) and "backbone_features" in self._sessions["vision"].outputs):
                 raise UsageError(f"{path}: only a part of its files knows clicks; export or convert it again")
         except UsageError:
             self.close()
