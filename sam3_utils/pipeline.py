@@ -190,8 +190,11 @@ def open_run_folder(folder: Path, identity: dict, names: tuple[str, ...], overwr
 
 def _lock(folder: Path) -> None:
     """Hold the folder until the process ends, however it ends."""
-    import fcntl
-
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        logger.warning("%s: cannot be locked on this system; do not start a second run there", folder)
+        return
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

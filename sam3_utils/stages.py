@@ -32,5 +32,12 @@ def seconds_by_stage() -> dict[str, float]:
 
 
 def peak_memory_mib() -> int:
-    """The most memory this process has held at once, mapped files included, in MiB (VmHWM of /proc/self/status)."""
-    return int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) // 1024
+    """The most memory this process has held at once, mapped files included, in MiB: VmHWM on Linux, the peak working
+    set on Windows, elsewhere what is held now."""
+    status = Path("/proc/self/status")
+    if status.is_file():
+        return int(re.search(r"VmHWM:\s+(\d+) kB", status.read_text())[1]) // 1024
+    import psutil
+
+    info = psutil.Process().memory_info()
+    return getattr(info, "peak_wset", info.rss) // 2**20

@@ -4,10 +4,12 @@
 
 import json
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
-from conftest import TINY, error_line, export_tiny, run_script
+from conftest import ROOT, TINY, error_line, export_tiny, run_script
 from PIL import Image
 from pycocotools import mask as coco_mask
 from scenes import draw_scene
@@ -184,3 +186,21 @@ def test_wrong_usage_is_one_line(photos, tmp_path, options, text):
         assert done.returncode == 1 and "no such file" in done.stderr.lower() and "Traceback" not in done.stderr
     else:
         assert text in error_line(done)
+
+
+def test_a_system_without_proc_and_fcntl_runs_too(photos, tmp_path):
+    """Windows has neither; the lock is then left out, and said to be."""
+    program = (
+        "import runpy, sys, pathlib\n"
+        "sys.modules['fcntl'] = None\n"
+        "real = pathlib.Path.is_file\n"
+        "pathlib.Path.is_file = lambda self: str(self) != '/proc/self/status' and real(self)\n"
+        f"sys.path.insert(0, {str(ROOT)!r})\n"
+        f"sys.argv = ['sam3_predict.py', '--model_path', {str(TINY)!r}, '--images', {str(photos / 'scene 0.png')!r},\n"
+        f"            '--text', 'circle', '--output_dir', {str(tmp_path / 'out')!r}]\n"
+        f"runpy.run_path({str(ROOT / 'sam3_predict.py')!r}, run_name='__main__')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "cannot be locked on this system" in done.stderr
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["peak_memory_mib"] > 100
