@@ -165,11 +165,13 @@ def predict(predictor, path: Path, image_id: str, folder: Path, args, options) -
     from sam3_utils.results import write_folder
     from sam3_utils.stages import stage
 
-    predictor.set_image(path, image_id)
+    with stage("decode"):
+        image = open_image(path)
+    predictor.set_image(image, image_id)
     records = ask(predictor, args, options)
     height, width = predictor.size
     result = {"image": {"path": path.name, "image_id": image_id, "width": width, "height": height}, "results": records}
-    image, extra = open_image(path), {}
+    extra = {}
     if args.show_input:
         extra[SHOW] = predictor.shown_to_model(image)
     if args.side_by_side and args.text:

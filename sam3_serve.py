@@ -87,7 +87,7 @@ def main(argv=None) -> int:
     from sam3_utils.checkpoint import check_processor_files, load_processor
     from sam3_utils.devices import DeviceThread
     from sam3_utils.predictor import Predictor
-    from sam3_utils.store import Store, write_check
+    from sam3_utils.store import Store
 
     model_path = one_path(args.model_path, "--model_path")
     processor_path = args.processor_path or model_path
@@ -104,19 +104,10 @@ def main(argv=None) -> int:
         described.update(describe_model(model_path, model.runtime, model.precision))
         return Predictor(model, processor, args.cache_mb * 1_000_000)
 
-    class Loud(DeviceThread):
-        """Says in the log when its device is ready, or why not."""
-
-        def run(self):
-            super().run()
-            if self.error:
-                logger.error("%s: %s", model_path, self.error)
-
     token = os.environ.get("SAM3_TOKEN") or None
     if args.host not in LOOPBACK and token is None:
         logger.warning("--host %s: anybody who reaches this machine may use the service; set SAM3_TOKEN", args.host)
     try:
-        write_check(args.state_dir)
         store = Store(args.state_dir)
     except (OSError, sqlite3.Error) as error:
         raise UsageError(f"--state_dir {args.state_dir}: cannot be used ({error}); give another folder") from None
@@ -126,7 +117,7 @@ def main(argv=None) -> int:
         # A page elsewhere must not reach a loopback service by a name of its own that points here.
         hosts=LOOPBACK if args.host in LOOPBACK else ("*",),
     )  # fmt: skip
-    threads = [Loud(partial(make, device), warm_up, args.queue_size) for device in devices]
+    threads = [DeviceThread(partial(make, device), warm_up, args.queue_size) for device in devices]
     app = create_app(settings, store, threads, args.roboflow_compat)
     logger.info("http://%s:%d, model %s, state in %s", args.host, args.port, model_path, args.state_dir)
     uvicorn.run(app, host=args.host, port=args.port, log_level="warning", timeout_graceful_shutdown=30)

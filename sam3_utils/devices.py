@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One thread for each device, which alone touches its model; jobs wait for it in a queue of bounded length."""
 
+import logging
 import queue
 import threading
 import time
@@ -10,6 +11,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from sam3_utils.predictor import Predictor
+
+logger = logging.getLogger(__name__)
 
 
 class Busy(Exception):
@@ -43,6 +46,7 @@ class DeviceThread(threading.Thread):
             self._warm_up(predictor)
         except Exception as error:  # kept for /readyz and the log; the service stays up to say so
             self.state, self.error = "failed", error
+            logger.error("the model cannot be used: %s", error)
             return
         self.predictor, self.state = predictor, "ready"
         while (job := self._jobs.get()) is not None:

@@ -145,7 +145,7 @@ def check_openvino() -> list[Finding]:
     openvino, reason = _import("openvino")
     device, dtype = fastest_cpu()
     if openvino is None:
-        remedy = "pip install -r requirements-openvino.txt: two to three times as fast on many CPUs, docs/speed.md"
+        remedy = "pip install -r requirements-openvino.txt: 2.4 times as fast where it was measured, docs/speed.md"
         return [Finding(NOTE, "OpenVINO", reason, remedy), Finding(OK, "--device auto", f"takes {device}, {dtype}")]
     try:
         core = openvino.Core()

@@ -26,7 +26,7 @@ def load_rgb(path: Path, size: tuple[int, int] | None = None) -> Image.Image:
         raise PictureError(f"{path}: {error}") from None
 
 
-def decode_rgb(source: Path | bytes, size: tuple[int, int] | None = None, max_pixels: int = MAX_PIXELS) -> Image.Image:
+def decode_rgb(source: Path | bytes, size: tuple[int, int] | None = None) -> Image.Image:
     """Decode a picture to 8-bit RGB, turned as its EXIF orientation says.
 
     Transparent pixels lie over white; 16-bit grey is scaled; palettes, CMYK, grey and 1-bit are converted.
@@ -35,15 +35,14 @@ def decode_rgb(source: Path | bytes, size: tuple[int, int] | None = None, max_pi
         source: a file, or its bytes.
         size: (height, width) that the annotations speak of. When the picture as stored has that size, its
             orientation tag is left aside: pycocotools' masks are drawn over stored pixels.
-        max_pixels: checked before anything is decoded.
 
     Raises:
         PictureError: not a picture, truncated, too large, or not of `size`.
     """
     try:
         with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
-            if image.width * image.height > max_pixels:
-                raise PictureError(f"{image.width} x {image.height} is over {max_pixels:,} pixels")
+            if image.width * image.height > MAX_PIXELS:
+                raise PictureError(f"{image.width} x {image.height} is over {MAX_PIXELS:,} pixels")
             stored = image.height, image.width
             image.load()
             rgb = _to_rgb(image.copy() if stored == size else ImageOps.exif_transpose(image))

@@ -47,6 +47,13 @@ def union_mask(mask_logits: np.ndarray, size: tuple[int, int], mask_threshold: f
     return union
 
 
+def decode_rle(rle: dict) -> np.ndarray:
+    """(H, W) bool mask of what `encode_rle` gives."""
+    from pycocotools import mask as coco_mask
+
+    return coco_mask.decode(rle | {"counts": rle["counts"].encode()}).astype(bool)
+
+
 def encode_rle(mask: np.ndarray) -> dict:
     """COCO's compressed RLE of an (H, W) bool mask, `counts` as text so that it goes into JSON."""
     from pycocotools import mask as coco_mask

@@ -28,7 +28,7 @@ from sam3_utils import contract
 from sam3_utils.cli import UsageError
 from sam3_utils.images import decode_rgb, load_rgb, prepare
 from sam3_utils.masks import box_of, clean_mask
-from sam3_utils.postprocess import encode_rle, instance_scores, resize_masks
+from sam3_utils.postprocess import decode_rle, encode_rle, instance_scores, resize_masks
 from sam3_utils.prompts import encode_phrases
 from sam3_utils.stages import stage
 
@@ -71,9 +71,7 @@ class Instance:
     @property
     def mask(self) -> np.ndarray:
         """(H, W) bool."""
-        from pycocotools import mask as coco_mask
-
-        return coco_mask.decode({"size": self.rle["size"], "counts": self.rle["counts"].encode()}).astype(bool)
+        return decode_rle(self.rle)
 
 
 @dataclass(frozen=True)

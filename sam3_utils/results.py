@@ -11,10 +11,10 @@ from PIL import Image, ImageDraw
 
 from sam3_utils import files
 from sam3_utils.masks import cut_out, polygons
+from sam3_utils.postprocess import decode_rle
 from sam3_utils.predictor import Answer
 
 LOOK_SIDE = 2048  # an overlay is for looking: larger pictures are drawn smaller
-WRITES = ("overlay", "masks", "cutouts", "labelme")
 
 
 def as_json(answer: Answer, prompt: dict) -> dict:
@@ -50,9 +50,7 @@ def chosen(record: dict) -> list[dict]:
 
 def mask_of(instance: dict) -> np.ndarray:
     """(H, W) bool."""
-    from pycocotools import mask as coco_mask
-
-    return coco_mask.decode(instance["mask"] | {"counts": instance["mask"]["counts"].encode()}).astype(bool)
+    return decode_rle(instance["mask"])
 
 
 def labelme(name: str, size: tuple[int, int], records: list[dict], tolerance: float) -> dict:
@@ -149,7 +147,8 @@ def write_folder(
 
     Args:
         record: of result.json: {"image": {"path", "image_id", "width", "height"}, "results": [from `as_json`], ...}.
-        writes: which of `WRITES`, beside result.json. tolerance: of labelme's polygons, in pixels.
+        writes: "overlay", "masks", "cutouts", "labelme", beside result.json.
+        tolerance: of labelme's polygons, in pixels.
         extra: file name -> Pillow picture.
     """
     aside = folder.with_name(f".{folder.name}.writing")

@@ -17,8 +17,6 @@ from pathlib import Path
 
 import numpy as np
 
-from sam3_utils import files
-
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS images (
     image_id TEXT PRIMARY KEY, name TEXT NOT NULL, width INTEGER NOT NULL, height INTEGER NOT NULL,
@@ -125,9 +123,11 @@ class Store:
         rows = self._rows("SELECT session_id, image_id, kind, name FROM sessions WHERE session_id = ?", session_id)
         if not rows:
             return None
-        steps = self._rows("SELECT prompt, result FROM steps WHERE session_id = ? ORDER BY number DESC", session_id)
-        last = {key: json.loads(steps[0][key]) if steps else None for key in ("prompt", "result")}
-        return dict(rows[0]) | {"steps": len(steps)} | last
+        query = "SELECT prompt, result FROM steps WHERE session_id = ? ORDER BY number DESC LIMIT 1"
+        last = self._rows(query, session_id)
+        (count,) = self._rows("SELECT COUNT(*) FROM steps WHERE session_id = ?", session_id)[0]
+        found = {key: json.loads(last[0][key]) if last else None for key in ("prompt", "result")}
+        return dict(rows[0]) | {"steps": count} | found
 
     def sessions(self, image_id: str) -> list[dict]:
         """All sessions of a picture, the oldest first."""
@@ -180,10 +180,3 @@ class Store:
         """Finish what is written and let go of the file."""
         with self._lock:
             self._database.close()
-
-
-def write_check(folder: Path) -> None:
-    """Raises OSError unless files can be made in `folder`, which is made where it is missing."""
-    folder.mkdir(parents=True, exist_ok=True)
-    files.write_text(folder / ".writable", "")
-    (folder / ".writable").unlink()
